@@ -125,12 +125,15 @@ CREATE TABLE fencepost.job_schedules (
     schedule_id       int,
     every_s           int,
     misfire_after_s   int NOT NULL DEFAULT 60,
+    misfire_window_s  int,
     max_in_flight     int,
     misfire           fencepost.misfire_action NOT NULL DEFAULT 'run_once',
     overlap           fencepost.overlap_policy NOT NULL DEFAULT 'skip',
     partition_id      smallint NOT NULL,
     priority          smallint NOT NULL DEFAULT 0,
     lease_s           smallint NOT NULL DEFAULT 30,
+    cancel_grace_s    smallint NOT NULL DEFAULT 30,
+    attempt_timeout_s int NOT NULL DEFAULT 3600,
     paused            boolean NOT NULL DEFAULT false,
     concurrency_key   text,
     CHECK (next_run_at > last_scheduled_at)
@@ -176,6 +179,8 @@ CREATE TABLE fencepost.run_queue (
     origin           fencepost.run_origin NOT NULL,
     priority         smallint NOT NULL,
     lease_s          smallint NOT NULL,
+    cancel_grace_s   smallint NOT NULL,
+    attempt_timeout_s int NOT NULL,
     -- The newest attempt may still report.
     attempt_open     boolean NOT NULL DEFAULT false,
     cancel_requested boolean NOT NULL DEFAULT false,
@@ -239,6 +244,8 @@ CREATE TABLE fencepost.job_runs (
     dead_reason      fencepost.dead_reason,
     cancel_cause     fencepost.cancel_cause,
     cancel_reason    text,
+    -- The server ended the run without a word from the worker.
+    forced           boolean NOT NULL DEFAULT false,
     discarded_at     timestamptz,
     discard_reason   text,
     trace_context    jsonb,
@@ -342,3 +349,151 @@ INSERT INTO fencepost.tenants (name, created_at, updated_at)
 VALUES ('default', fencepost.clock(), fencepost.clock());
 INSERT INTO fencepost.queues (tenant_id, name, created_at, updated_at)
 SELECT tenant_id, 'default', created_at, created_at FROM fencepost.tenants WHERE name = 'default';
+
+-- Caps -----------------------------------------------------------------------------------------
+-- No counter is stored, so none drifts: a claim takes an advisory lock for each scope in
+-- ascending order, counts open attempts in the NEXT statement (one statement would count with a
+-- snapshot older than its lock), and claims what is left. All in functions, so that a frozen
+-- client holds no lock.
+
+CREATE FUNCTION fencepost.lock_caps(the_queue int) RETURNS void LANGUAGE plpgsql AS $$
+DECLARE
+    the_tenant int;
+BEGIN
+    SELECT t.tenant_id INTO the_tenant
+    FROM fencepost.queues q JOIN fencepost.tenants t USING (tenant_id)
+    WHERE q.queue_id = the_queue;
+    -- The tenant's lock covers all scopes inside it; claims under caps are rare and short.
+    PERFORM pg_advisory_xact_lock(61, the_tenant);
+END $$;
+
+CREATE FUNCTION fencepost.cap_room(the_queue int, the_job uuid, job_cap int, the_key text)
+RETURNS int LANGUAGE sql STABLE AS $$
+    WITH scope AS (
+        SELECT q.queue_id, q.max_in_flight AS queue_cap, q.max_in_flight_per_key AS key_cap,
+               t.max_in_flight AS tenant_cap,
+               ARRAY(SELECT s.queue_id FROM fencepost.queues s WHERE s.tenant_id = t.tenant_id) AS siblings
+        FROM fencepost.queues q JOIN fencepost.tenants t USING (tenant_id)
+        WHERE q.queue_id = the_queue
+    )
+    SELECT least(
+        CASE WHEN tenant_cap IS NOT NULL THEN tenant_cap - (
+            SELECT count(*)::int FROM fencepost.run_queue r
+            WHERE r.attempt_open AND r.queue_id = ANY (siblings)) END,
+        CASE WHEN queue_cap IS NOT NULL THEN queue_cap - (
+            SELECT count(*)::int FROM fencepost.run_queue r
+            WHERE r.attempt_open AND r.queue_id = the_queue) END,
+        CASE WHEN job_cap IS NOT NULL THEN job_cap - (
+            SELECT count(*)::int FROM fencepost.run_queue r
+            WHERE r.attempt_open AND r.queue_id = ANY (siblings) AND r.job_id = the_job) END,
+        CASE WHEN key_cap IS NOT NULL AND the_key IS NOT NULL THEN key_cap - (
+            SELECT count(*)::int FROM fencepost.run_queue r
+            WHERE r.attempt_open AND r.queue_id = the_queue AND r.concurrency_key = the_key) END)
+    FROM scope
+$$;
+
+CREATE FUNCTION fencepost.claim_capped_runs(
+    the_queue int, the_kinds int[], the_priorities smallint[], the_workers uuid[], runs_max int,
+    ageing_s int, the_now timestamptz)
+RETURNS TABLE (place bigint, job_id uuid, scheduled_at timestamptz, attempt int, kind_id int,
+               version int, lease_s smallint, failure_count int, payload bytea, labels jsonb,
+               progress bytea, last_failure bytea, serial boolean)
+LANGUAGE plpgsql AS $$
+#variable_conflict use_column
+DECLARE
+    room int;
+    key_cap int;
+    siblings int[];
+    full_jobs uuid[];
+    full_keys text[];
+BEGIN
+    IF NOT fencepost.clock_agrees(the_now) THEN
+        RETURN;
+    END IF;
+    PERFORM fencepost.lock_caps(the_queue);
+    -- From here on each statement has a snapshot newer than the lock.
+    room := least(runs_max, fencepost.cap_room(the_queue, NULL, NULL, NULL));
+    SELECT q.max_in_flight_per_key,
+           ARRAY(SELECT s.queue_id FROM fencepost.queues s WHERE s.tenant_id = q.tenant_id)
+    INTO key_cap, siblings
+    FROM fencepost.queues q WHERE q.queue_id = the_queue;
+    SELECT array_agg(x.job_id) INTO full_jobs FROM (
+        SELECT r.job_id FROM fencepost.run_queue r
+        WHERE r.attempt_open AND r.queue_id = ANY (siblings) AND r.max_in_flight IS NOT NULL
+        GROUP BY r.job_id HAVING count(*) >= min(r.max_in_flight)) x;
+    SELECT array_agg(x.concurrency_key) INTO full_keys FROM (
+        SELECT r.concurrency_key FROM fencepost.run_queue r
+        WHERE r.attempt_open AND r.queue_id = the_queue AND r.concurrency_key IS NOT NULL
+        GROUP BY r.concurrency_key HAVING count(*) >= key_cap) x;
+    RETURN QUERY
+    WITH found AS MATERIALIZED (
+        SELECT f.*
+        FROM (
+            SELECT r.*, r.available_at - l.priority * ageing_s * interval '1 second' AS rank_at
+            FROM unnest(the_kinds, the_priorities) AS l (kind_id, priority)
+            CROSS JOIN LATERAL (
+                SELECT q.ctid AS tid, q.job_id, q.available_at, q.max_in_flight, q.concurrency_key,
+                       q.attempt AS lost_attempt, q.attempt_open AS was_open,
+                       q.worker_id AS lost_worker_id, q.claimed_at AS lost_claimed_at
+                FROM fencepost.run_queue q
+                WHERE q.queue_id = the_queue AND q.kind_id = l.kind_id
+                  AND q.priority = l.priority AND q.state IN ('queued', 'retrying')
+                  AND q.available_at <= the_now
+                  -- An open attempt has its place already; claiming it again takes no more.
+                  AND (q.attempt_open OR (q.job_id <> ALL (coalesce(full_jobs, '{}'))
+                       AND (q.concurrency_key IS NULL
+                            OR q.concurrency_key <> ALL (coalesce(full_keys, '{}')))))
+                ORDER BY q.available_at
+                LIMIT runs_max * 4
+                FOR UPDATE SKIP LOCKED
+            ) r
+        ) f
+    ), counted AS (
+        SELECT f.*,
+               count(*) FILTER (WHERE NOT f.was_open)
+                   OVER (PARTITION BY f.job_id ORDER BY f.rank_at, f.tid) AS of_job,
+               count(*) FILTER (WHERE NOT f.was_open)
+                   OVER (PARTITION BY f.concurrency_key ORDER BY f.rank_at, f.tid) AS of_key
+        FROM found f
+    ), fitting AS (
+        SELECT c.*, count(*) FILTER (WHERE NOT c.was_open) OVER (ORDER BY c.rank_at, c.tid) AS of_all
+        FROM counted c
+        WHERE c.was_open
+           OR ((c.max_in_flight IS NULL OR c.of_job + (
+                   SELECT count(*) FROM fencepost.run_queue r
+                   WHERE r.attempt_open AND r.queue_id = ANY (siblings) AND r.job_id = c.job_id)
+                   <= c.max_in_flight)
+               AND (key_cap IS NULL OR c.concurrency_key IS NULL OR c.of_key + (
+                   SELECT count(*) FROM fencepost.run_queue r
+                   WHERE r.attempt_open AND r.queue_id = the_queue
+                     AND r.concurrency_key = c.concurrency_key) <= key_cap))
+    ), candidates AS MATERIALIZED (
+        SELECT p.* FROM (
+            SELECT t.*, row_number() OVER (ORDER BY t.rank_at, t.tid) AS place
+            FROM fitting t WHERE t.was_open OR t.of_all <= room) p
+        WHERE p.place <= runs_max
+    ), claimed AS (
+        UPDATE fencepost.run_queue q
+        SET state = 'running',
+            attempt = q.attempt + 1,
+            attempt_open = true,
+            lease_until = the_now + q.lease_s * interval '1 second',
+            claimed_at = the_now,
+            first_claimed_at = coalesce(q.first_claimed_at, the_now),
+            worker_id = the_workers[c.place]
+        FROM candidates c
+        WHERE q.ctid = c.tid AND q.job_id = c.job_id
+        RETURNING c.place, c.was_open, c.lost_attempt, c.lost_worker_id, c.lost_claimed_at,
+                  q.job_id, q.scheduled_at, q.attempt, q.kind_id, q.version, q.lease_s,
+                  q.failure_count, q.payload, q.labels, q.progress, q.last_failure, q.serial
+    ), closed AS (
+        INSERT INTO fencepost.run_attempts
+            (job_id, scheduled_at, attempt, outcome, worker_id, claimed_at, ended_at)
+        SELECT c.job_id, c.scheduled_at, c.lost_attempt, 'lease_expired', c.lost_worker_id,
+               c.lost_claimed_at, the_now
+        FROM claimed c WHERE c.was_open
+    )
+    SELECT c.place, c.job_id, c.scheduled_at, c.attempt, c.kind_id, c.version, c.lease_s,
+           c.failure_count, c.payload, c.labels, c.progress, c.last_failure, c.serial
+    FROM claimed c;
+END $$;

@@ -1,4 +1,4 @@
-"""Starts processes that do not outlive this one: on Linux the kernel signals them when their parent dies."""
+"""Starts processes that do not outlive this one: Linux signals them when their parent dies."""
 
 import ctypes
 import os
@@ -46,7 +46,9 @@ def start_child(
         stderr=subprocess.STDOUT,
         start_new_session=True,
         preexec_fn=_death_pact(death_signal),
-        **_identity(account),
+        user=None if account is None else account.uid,
+        group=None if account is None else account.gid,
+        extra_groups=None if account is None else [],
     )
 
 
@@ -70,14 +72,10 @@ def run_as(
         check=False,
         timeout=120,
         preexec_fn=_death_pact(signal.SIGKILL),
-        **_identity(account),
+        user=None if account is None else account.uid,
+        group=None if account is None else account.gid,
+        extra_groups=None if account is None else [],
     )
-
-
-def _identity(account: Account | None) -> dict[str, object]:
-    if account is None:
-        return {}
-    return {"user": account.uid, "group": account.gid, "extra_groups": []}
 
 
 def _death_pact(death_signal: signal.Signals) -> Callable[[], None] | None:

@@ -6,10 +6,10 @@ that they are never starved by reads), `requests` for everything the API asks.
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from types import TracebackType
-from typing import Any, Self, TypeAlias
+from typing import Any, Protocol, Self
 
 import asyncpg
 
@@ -17,7 +17,12 @@ from fencepost_server.clock import DatabaseClock, Duration, Instant, monotonic
 from fencepost_server.errors import StorageUnavailable
 from fencepost_server.store.statements import Statement
 
-Row: TypeAlias = Mapping[str, Any]
+
+class Row(Protocol):
+    """One row of an answer, read by column name."""
+
+    def __getitem__(self, column: str, /) -> Any: ...
+
 
 _POSTGRES_EPOCH: Instant = 946_684_800_000_000
 # Postgres is there but cannot serve (starting, stopping, read-only standby, too many
@@ -43,9 +48,9 @@ class Connection:
     def __init__(self, raw: "asyncpg.pool.PoolConnectionProxy[asyncpg.Record]") -> None:
         self._raw = raw
 
-    async def fetch(self, statement: Statement, **values: Any) -> list[Row]:
+    async def fetch(self, statement: Statement, **values: Any) -> Sequence[Row]:
         """All rows."""
-        rows: list[Row] = await self._raw.fetch(statement.text, *statement.arguments(values))
+        rows: Sequence[Row] = await self._raw.fetch(statement.text, *statement.arguments(values))
         return rows
 
     async def fetch_one(self, statement: Statement, **values: Any) -> Row | None:
@@ -90,7 +95,10 @@ class Pool:
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         if self._pool is not None:
             try:
@@ -112,7 +120,7 @@ class Pool:
         async with translated(), self._pool.acquire(timeout=5) as raw, raw.transaction():
             yield Connection(raw)
 
-    async def fetch(self, statement: Statement, **values: Any) -> list[Row]:
+    async def fetch(self, statement: Statement, **values: Any) -> Sequence[Row]:
         """All rows of one statement that commits by itself."""
         async with self.connection() as connection:
             return await connection.fetch(statement, **values)
@@ -143,7 +151,10 @@ class Database:
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         await self.requests.__aexit__(kind, error, trace)
         await self.hot.__aexit__(kind, error, trace)

@@ -36,7 +36,9 @@ def load(file: str) -> Mapping[str, Statement]:
     """All statements of `store/sql/{file}.sql` by name."""
     text = resources.files(__package__).joinpath("sql", f"{file}.sql").read_text()
     parts = _NAME.split(text)
-    return {name: _statement(name, body) for name, body in zip(parts[1::2], parts[2::2], strict=True)}
+    return {
+        name: _statement(name, body) for name, body in zip(parts[1::2], parts[2::2], strict=True)
+    }
 
 
 def _statement(name: str, body: str) -> Statement:

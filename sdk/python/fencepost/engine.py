@@ -1,0 +1,419 @@
+"""The worker's core in the session thread: what becomes of each run it receives.
+
+Sessions tell it what they hear, the runner what handlers ended with; it decides, and the
+outbox and the pump carry its answers. User code never runs in this thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import deque
+from collections.abc import Iterable
+
+from fencepost.connection import Connection
+from fencepost.context import Cause
+from fencepost.deadlines import Deadlines
+from fencepost.durations import duration_seconds, to_duration
+from fencepost.handler import Handler
+from fencepost.held import BUFFERED, COMPLETING, Held
+from fencepost.link import Link
+from fencepost.outbox import Entry, Outbox
+from fencepost.outcome import refuse, set_timeout, set_timings
+from fencepost.pump import Pump
+from fencepost.roster import Roster
+from fencepost.run_key import run_id
+from fencepost.runner import Runner
+from fencepost.session import Session
+from fencepost.settings import UNKNOWN_KIND, WorkerSettings
+from fencepost.stats import Stats
+from fencepost.v1 import run_service_pb2, worker_pb2
+
+_log = logging.getLogger("fencepost.worker")
+
+_UNKNOWN_KIND_DELAY = 5.0
+_DEFAULT_RETRY = 0.1
+_FINAL = frozenset(
+    {
+        worker_pb2.VERDICT_APPLIED,
+        worker_pb2.VERDICT_ALREADY_APPLIED,
+        worker_pb2.VERDICT_STALE_ATTEMPT,
+        worker_pb2.VERDICT_RUN_TERMINAL,
+        worker_pb2.VERDICT_NOT_FOUND,
+        worker_pb2.VERDICT_INVALID,
+    }
+)
+
+
+class Engine:
+    """One per running worker; every method but `report` belongs to the session thread."""
+
+    def __init__(
+        self,
+        *,
+        connection: Connection,
+        settings: WorkerSettings,
+        handlers: dict[str, Handler],
+        user_loop: asyncio.AbstractEventLoop,
+        stats: Stats,
+    ) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.connection = connection
+        self.settings = settings
+        self.stats = stats
+        self.leaving = False
+        self.changed = asyncio.Event()
+        """Set whenever a handler ends, a verdict or an answer to the drain comes."""
+        self.stop_requested = asyncio.Event()
+        self.grace = settings.grace
+        """Seconds handlers have left once the worker is leaving."""
+        self._handlers = handlers
+        self._ends: deque[tuple[Held, worker_pb2.Completion | None]] = deque()
+        self._collecting = False
+        timings = settings.timings
+        self.roster = Roster(slots=settings.slots, prefetch=settings.prefetch)
+        self.outbox = Outbox(
+            max_entries=settings.outbox_max_entries,
+            max_bytes=settings.outbox_max_bytes,
+            resend_after=timings.resend_after,
+        )
+        self.runner = Runner(loop=user_loop, slots=settings.slots, report=self.report)
+        self.pump = Pump(self.outbox, loop=self.loop, timings=timings)
+        self.deadlines = Deadlines(loop=self.loop, roster=self.roster, on_due=self._on_due)
+        self.link = Link(
+            open_session=lambda: Session(
+                connection, loop=self.loop, listener=self, timings=timings
+            ),
+            make_hello=lambda previous: settings.make_hello(connection, handlers, previous),
+            on_session=self._on_session,
+            timings=timings,
+        )
+
+    def report(self, held: Held, completion: worker_pb2.Completion | None) -> None:
+        """A handler has ended; None: it obeyed a cancel. From any thread."""
+        self._ends.append((held, completion))
+        if not self._collecting:
+            self._collecting = True
+            # After the farewell nobody listens any more, and the server knows.
+            with contextlib.suppress(RuntimeError):
+                self.loop.call_soon_threadsafe(self._collect)
+
+    def stop(self, grace: float) -> None:
+        """The worker is to leave, its handlers have `grace` seconds; a shorter one wins."""
+        self.grace = min(self.grace, grace)
+        self.stop_requested.set()
+        self.changed.set()
+
+    def cancel(self, held: Held, cause: Cause) -> None:
+        """Asks a started handler to stop, once."""
+        if held.context._cancel(cause):
+            self.runner.cancel(held)
+
+    def release(
+        self, held: Held, reason: worker_pb2.ReleaseReason.ValueType, delay: float = 0.0
+    ) -> None:
+        """Gives a run back, unhandled or interrupted."""
+        self.roster.unbuffer(held)
+        release = worker_pb2.Release(
+            run=held.assignment.run, attempt=held.attempt, reason=reason
+        )
+        if delay:
+            release.delay.CopyFrom(to_duration(delay))
+        self._put(held, release, "released")
+
+    def keep_going(self) -> None:
+        """Starts what may start and tells the server what is new."""
+        starting = self.roster.start(self.loop.time())
+        if starting:
+            self.runner.start(starting)
+        self.offer_credit()
+        self.stats.held = len(self.roster)
+        self.stats.active = self.roster.active
+        self.stats.unacknowledged = len(self.outbox)
+        self.pump.nudge()
+
+    def offer_credit(self) -> None:
+        """Raises the ceiling by what is free, unless nothing more may come."""
+        session = self.link.current
+        if session is not None and not self.leaving and not self.outbox.full:
+            session.offer_credit(self.roster.free)
+
+    # What sessions tell.
+
+    def inventory(self) -> Iterable[Held]:
+        """Everything held."""
+        return self.roster
+
+    def on_runs(self, session: Session, runs: Iterable[worker_pb2.Assignment]) -> None:
+        """A batch came in."""
+        now = self.loop.time()
+        unconfirmed: list[Held] = []
+        for assignment in runs:
+            held = self._accept(assignment, now)
+            if held is not None:
+                session.hurry(held.lease.ttl)
+                self.deadlines.watch(held)
+                if held.needs_confirmation:
+                    unconfirmed.append(held)
+        if unconfirmed and session.live and not session.retiring:
+            session.beat_early(unconfirmed)
+        self.keep_going()
+
+    def on_renewed(
+        self, runs: list[tuple[Held, int]], sent_at: float, *, confirmed: bool = False
+    ) -> None:
+        """These leases are good for their full length from `sent_at`."""
+        for held, version in runs:
+            held.lease.renew(sent_at)
+            held.progress_stored = max(held.progress_stored, version)
+            if confirmed and held.needs_confirmation:
+                self.roster.confirm(held)
+        if confirmed:
+            self.keep_going()
+
+    def on_notices(self, notices: Iterable[worker_pb2.RunNotice]) -> None:
+        """Leases lost and cancels requested; for runs not held, or completing, ignored."""
+        for notice in notices:
+            held = self.roster.get(run_id(notice.run))
+            if held is None or held.attempt != notice.attempt or held.phase == COMPLETING:
+                continue
+            which = notice.WhichOneof("notice")
+            if which == "lease_lost":
+                reason = worker_pb2.LeaseLostReason.Name(notice.lease_lost.reason)
+                self._lose(held, reason.removeprefix("LEASE_LOST_REASON_"))
+            elif which == "cancel_requested":
+                self._on_cancel_requested(held)
+        self.keep_going()
+
+    def on_verdicts(self, verdicts: Iterable[worker_pb2.AttemptVerdict]) -> None:
+        """The server has stored, or refused, ends of attempts."""
+        for verdict in verdicts:
+            attempt = (run_id(verdict.run), verdict.attempt)
+            if verdict.verdict not in _FINAL:
+                self._on_retry(self.outbox.defer(attempt), verdict)
+                continue
+            entry = self.outbox.settle(attempt)
+            if entry is None:
+                continue
+            if verdict.verdict == worker_pb2.VERDICT_APPLIED:
+                self.stats.verdicts["APPLIED"] += 1
+                self.roster.remove(entry.held)
+            else:
+                self._on_refusal(entry, verdict)
+        self.link.settle_retired(self.outbox.unanswered)
+        self.changed.set()
+        self.keep_going()
+
+    def on_drain_ack(self) -> None:
+        """No batch follows any more."""
+        self.changed.set()
+
+    def on_worker_stop(self, reason: str) -> None:
+        """An operator asks the process to leave."""
+        _log.info("worker.stop_requested", extra={"reason": reason})
+        self.stop_requested.set()
+
+    def on_round_trip(self, seconds: float) -> None:
+        """A heartbeat was answered."""
+        self.stats.heartbeat_round_trip = seconds
+
+    def on_session_end(self, session: Session) -> None:
+        """What this session left unanswered goes out again on the next."""
+        self.outbox.requeue_session(session.number)
+        self.changed.set()
+        self.pump.nudge()
+
+    def _on_session(self, session: Session) -> None:
+        welcome = session.welcome
+        assert welcome is not None
+        self.stats.sessions += 1
+        if welcome.limits.max_result_bytes:
+            self.runner.max_result_bytes = welcome.limits.max_result_bytes
+        if welcome.limits.max_held_runs:
+            self.roster.max_held = welcome.limits.max_held_runs
+        self.deadlines.max_buffer_time = duration_seconds(welcome.max_buffer_time) or 5.0
+        _log.info(
+            "session.opened",
+            extra={"session_id": welcome.session_id, "server_id": welcome.server_id},
+        )
+        session.begin()
+        if self.leaving:
+            self.send_drain()
+        self.offer_credit()
+        self.pump.use(session)
+
+    def send_drain(self) -> None:
+        """Asks the server for no more runs."""
+        session = self.link.current
+        if session is not None and session.live:
+            drain = worker_pb2.WorkerDrain(reason="the worker is leaving")
+            session.send(run_service_pb2.WorkRequest(drain=drain))
+
+    # What becomes of runs.
+
+    def _accept(self, assignment: worker_pb2.Assignment, now: float) -> Held | None:
+        self.stats.received += 1
+        old = self.roster.get(run_id(assignment.run))
+        if old is not None and assignment.attempt <= old.attempt:
+            self.stats.ignored += 1
+            return None
+        handler = self._handlers.get(assignment.kind, UNKNOWN_KIND)
+        held = Held(assignment, handler, now)
+        if old is not None:
+            self._lose(old, "SUPERSEDED")
+        if handler is UNKNOWN_KIND:
+            self.roster.keep(held)
+            held.lost = False
+            self._release_unstarted(
+                held, worker_pb2.RELEASE_REASON_UNSUPPORTED_KIND, _UNKNOWN_KIND_DELAY
+            )
+            return None
+        if self.leaving:
+            self.roster.keep(held)
+            self._release_unstarted(held, worker_pb2.RELEASE_REASON_NOT_STARTED)
+            return None
+        self.roster.buffer(held)
+        return held
+
+    def _release_unstarted(
+        self, held: Held, reason: worker_pb2.ReleaseReason.ValueType, delay: float = 0.0
+    ) -> None:
+        held.phase = COMPLETING  # it was never buffered, so no place is to be freed
+        self.release(held, reason, delay)
+
+    def _lose(self, held: Held, reason: str) -> None:
+        self.stats.lease_losses[reason] += 1
+        _log.info("lease.lost", extra=_about(held, reason=reason))
+        self.roster.unbuffer(held)
+        self.roster.remove(held)
+        held.lost = True
+        if held.started_at:
+            self.cancel(held, Cause.LEASE_LOST)
+
+    def _on_cancel_requested(self, held: Held) -> None:
+        if held.started_at:
+            self.cancel(held, Cause.CANCELLED)
+            return
+        self.roster.unbuffer(held)
+        completion = _completion(held)
+        completion.cancelled.message = "cancelled before the handler was called"
+        self._put(held, completion, "cancelled")
+
+    def _on_due(self, held: Held, now: float) -> None:
+        if held.phase == BUFFERED:
+            self.release(held, worker_pb2.RELEASE_REASON_NOT_STARTED)
+        elif now >= held.forced_at:
+            # The handler does not stop: its slot stays taken, the failure is told now.
+            completion = _completion(held)
+            set_timeout(completion, held.attempt_timeout)
+            self._put(held, completion, "failure")
+        elif now >= held.attempt_deadline:
+            held.forced_at = now + (
+                duration_seconds(held.assignment.cancel_grace)
+                if held.assignment.HasField("cancel_grace")
+                else 30.0
+            )
+            self.cancel(held, Cause.TIMEOUT)
+        else:
+            self.stats.lease_losses["LEASE_UNCERTAIN"] += 1
+            _log.warning("lease.uncertain", extra=_about(held))
+            self.cancel(held, Cause.LEASE_UNCERTAIN)
+        self.keep_going()
+
+    def _collect(self) -> None:
+        self._collecting = False
+        now = self.loop.time()
+        while self._ends:
+            held, completion = self._ends.popleft()
+            self.roster.ended()
+            self._on_end(held, completion, now)
+        self.changed.set()
+        self.keep_going()
+
+    def _on_end(self, held: Held, completion: worker_pb2.Completion | None, now: float) -> None:
+        if held.lost or held.reported:
+            self.stats.outcomes["lost" if held.lost else "late"] += 1
+            return
+        cause = held.cause
+        if cause is Cause.TIMEOUT:
+            completion = _completion(held)
+            set_timeout(completion, held.attempt_timeout)
+        elif completion is None:
+            if cause is Cause.LEASE_UNCERTAIN:
+                self.release(held, worker_pb2.RELEASE_REASON_SHUTDOWN)
+                return
+            if cause is Cause.SHUTDOWN:
+                self.stats.outcomes["abandoned"] += 1
+                return  # stays held; the Goodbye lists it
+            completion = _completion(held)
+            completion.cancelled.message = "the handler obeyed the cancel"
+        set_timings(completion, held.started_at - held.received_at, now - held.started_at)
+        context = held.context
+        if context._progress_version > held.progress_stored and context._progress is not None:
+            completion.progress.CopyFrom(context._progress)
+        self._put(held, completion, completion.WhichOneof("outcome") or "")
+
+    def _put(
+        self, held: Held, message: worker_pb2.Completion | worker_pb2.Release, outcome: str
+    ) -> None:
+        held.phase = COMPLETING
+        held.reported = True
+        self.stats.outcomes[outcome] += 1
+        if _log.isEnabledFor(logging.INFO):
+            _log.info("attempt.ended", extra=_about(held, outcome=outcome))
+        self.outbox.put(held, message)
+
+    # What becomes of their ends.
+
+    def _on_retry(self, entry: Entry | None, verdict: worker_pb2.AttemptVerdict) -> None:
+        self.stats.verdicts["RETRY"] += 1
+        if entry is not None:
+            delay = max(duration_seconds(verdict.retry_after), _DEFAULT_RETRY)
+            self.loop.call_later(delay, self._resume, entry)
+
+    def _resume(self, entry: Entry) -> None:
+        self.outbox.resume(entry)
+        self.pump.nudge()
+
+    def _on_refusal(self, entry: Entry, verdict: worker_pb2.AttemptVerdict) -> None:
+        name = worker_pb2.Verdict.Name(verdict.verdict).removeprefix("VERDICT_")
+        self.stats.verdicts[name] += 1
+        about = _about(entry.held, verdict=name, reason=verdict.reason, text=verdict.message)
+        replacement = _replacement(entry, verdict)
+        if replacement is not None:
+            _log.error("completion.refused", extra=about)
+            self.outbox.put(entry.held, replacement)
+            return
+        _log.info("completion.dropped", extra=about)
+        self.roster.remove(entry.held)
+
+
+def _replacement(
+    entry: Entry, verdict: worker_pb2.AttemptVerdict
+) -> worker_pb2.Completion | None:
+    """What to send in place of a completion that is not acceptable as sent."""
+    refused = verdict.verdict == worker_pb2.VERDICT_INVALID
+    sent = entry.message
+    if not refused or verdict.reason == "UNKNOWN_ATTEMPT":
+        return None
+    if not isinstance(sent, worker_pb2.Completion) or sent.failure.code in _REPLACEMENTS.values():
+        return None
+    completion = _completion(entry.held)
+    code = _REPLACEMENTS.get(verdict.reason, "INVALID_COMPLETION")
+    refuse(completion, code, f"{verdict.reason}: {verdict.message}")
+    return completion
+
+
+_REPLACEMENTS = {"PAYLOAD_TOO_LARGE": "RESULT_TOO_LARGE", "": "INVALID_COMPLETION"}
+
+
+def _completion(held: Held) -> worker_pb2.Completion:
+    return worker_pb2.Completion(run=held.assignment.run, attempt=held.attempt)
+
+
+def _about(held: Held, **more: str) -> dict[str, object]:
+    key = str(held.context.run_key)
+    return {"run_key": key, "attempt": held.attempt, "kind": held.assignment.kind, **more}
+
+

@@ -1,0 +1,108 @@
+"""A run this worker holds: the assignment, where it is in its life here, and its deadlines."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from fencepost.context import Cause, Context
+from fencepost.durations import duration_seconds
+from fencepost.handler import Handler
+from fencepost.leases import Lease
+from fencepost.run_key import RunId, run_id
+from fencepost.v1 import job_pb2, worker_pb2
+
+BUFFERED = worker_pb2.HELD_PHASE_BUFFERED
+HANDLING = worker_pb2.HELD_PHASE_HANDLING
+COMPLETING = worker_pb2.HELD_PHASE_COMPLETING
+
+
+class Held:
+    """One (run, attempt) from receipt to its final verdict. Owned by the session thread."""
+
+    __slots__ = (
+        "assignment",
+        "attempt",
+        "attempt_deadline",
+        "attempt_timeout",
+        "context",
+        "forced_at",
+        "handler",
+        "id",
+        "lease",
+        "lost",
+        "message",
+        "needs_confirmation",
+        "progress_stored",
+        "received_at",
+        "reported",
+        "started_at",
+        "task",
+    )
+
+    def __init__(
+        self, assignment: worker_pb2.Assignment, handler: Handler, received_at: float
+    ) -> None:
+        self.assignment = assignment
+        self.handler = handler
+        self.received_at = received_at
+        self.id: RunId = run_id(assignment.run)
+        self.attempt = assignment.attempt
+        self.attempt_timeout = duration_seconds(assignment.attempt_timeout)
+        self.attempt_deadline = (
+            received_at + self.attempt_timeout if self.attempt_timeout else float("inf")
+        )
+        self.lease = Lease.received(assignment, received_at)
+        self.message = worker_pb2.HeldRun(
+            run=assignment.run, attempt=assignment.attempt, phase=BUFFERED
+        )
+        self.context = Context(
+            assignment, received_at=received_at, timeout=self.attempt_timeout
+        )
+        self.needs_confirmation = assignment.start_mode == job_pb2.START_MODE_CONFIRMED
+        self.started_at = 0.0
+        """0: the handler was not called yet."""
+        self.forced_at = float("inf")
+        """When a timed-out attempt is reported although its handler still runs."""
+        self.lost = False
+        """The attempt is over for this worker: drop whatever comes of it."""
+        self.reported = False
+        """Its end is in the outbox; the handler may still be running."""
+        self.progress_stored = 0
+        """Version of the progress the server has acknowledged."""
+        self.task: asyncio.Task[Any] | None = None
+        """Set and used in the handlers' loop only."""
+
+    @property
+    def phase(self) -> worker_pb2.HeldPhase.ValueType:
+        """What the worker is doing with it."""
+        return self.message.phase
+
+    @phase.setter
+    def phase(self, phase: worker_pb2.HeldPhase.ValueType) -> None:
+        self.message.phase = phase
+
+    @property
+    def cause(self) -> Cause | None:
+        """Why its handler is asked to stop."""
+        return self.context.cause
+
+    def describe(self) -> worker_pb2.HeldRun:
+        """Its line in a heartbeat or an inventory, with progress the server does not know."""
+        context, message = self.context, self.message
+        if context._progress_version > self.progress_stored and context._progress is not None:
+            message.progress.CopyFrom(context._progress)
+        elif message.HasField("progress"):
+            message.ClearField("progress")
+        return message
+
+    def next_deadline(self, max_buffer_time: float) -> float:
+        """When something is to be done about it, monotonic seconds."""
+        phase = self.phase
+        if phase == COMPLETING:
+            return float("inf")
+        if phase == BUFFERED:
+            return min(self.received_at + max_buffer_time, self.lease.deadline)
+        if self.cause is None:
+            return min(self.attempt_deadline, self.lease.stop_at)
+        return self.forced_at

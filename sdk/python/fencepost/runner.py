@@ -1,0 +1,164 @@
+"""Calls handlers: async ones in the user's event loop, sync ones in threads, and cancels them.
+
+The engine starts and cancels; whatever a handler ends with is reported back to the engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable
+from queue import SimpleQueue
+
+from fencepost.context import _current
+from fencepost.held import Held
+from fencepost.outcome import RunCancelled, refuse, set_error, set_result
+from fencepost.payload import PayloadError, decode_payload
+from fencepost.v1 import worker_pb2
+
+Report = Callable[[Held, worker_pb2.Completion | None], None]
+"""Takes the end of a handler from any thread. None: it obeyed a cancel."""
+
+
+class Runner:
+    """All methods are for the session thread."""
+
+    def __init__(self, *, loop: asyncio.AbstractEventLoop, slots: int, report: Report) -> None:
+        self._loop = loop
+        self._report = report
+        self._threads = _Threads(slots, self._run_sync)
+        self._started: set[asyncio.Task[None]] = set()
+        self.max_result_bytes = 256 * 1024
+
+    def start(self, runs: list[Held]) -> None:
+        """Calls the handlers of these runs, in this order."""
+        in_loop = [held for held in runs if held.handler.is_async]
+        if in_loop:
+            self._post(self._start_async, in_loop)
+        for held in runs:
+            if not held.handler.is_async:
+                self._threads.submit(held)
+
+    def cancel(self, held: Held) -> None:
+        """Asks the handler to stop; its context already says why."""
+        if held.handler.is_async:
+            self._post(self._cancel_async, held)
+
+    def close(self) -> None:
+        """Lets idle threads end."""
+        self._threads.close()
+
+    def _post(self, callback: Callable[..., None], argument: object) -> None:
+        # A closed loop has cancelled its handlers itself.
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(callback, argument)
+
+    def _start_async(self, runs: list[Held]) -> None:
+        create = self._loop.create_task
+        for held in runs:
+            held.task = task = create(self._run_async(held))
+            self._started.add(task)
+            task.add_done_callback(self._started.discard)
+
+    def _cancel_async(self, held: Held) -> None:
+        if held.task is not None:
+            held.task.cancel()
+
+    async def _run_async(self, held: Held) -> None:
+        context = held.context
+        completion = worker_pb2.Completion(run=held.assignment.run, attempt=held.attempt)
+        _current.set(context)
+        try:
+            result = await held.handler.function(*_arguments(held))
+        except PayloadError as error:
+            _set_payload_error(completion, held, error)
+        except (asyncio.CancelledError, RunCancelled) as error:
+            if context.cancelled:
+                self._report(held, None)
+                return
+            set_error(completion, error)
+        except BaseException as error:  # noqa: BLE001 - the edge of user code
+            set_error(completion, error)
+        else:
+            set_result(completion, result, self.max_result_bytes)
+        self._report(held, completion)
+
+    def _run_sync(self, held: Held) -> None:
+        context = held.context
+        completion = worker_pb2.Completion(run=held.assignment.run, attempt=held.attempt)
+        token = _current.set(context)
+        try:
+            result = held.handler.function(*_arguments(held))
+        except PayloadError as error:
+            _set_payload_error(completion, held, error)
+        except RunCancelled as error:
+            if context.cancelled:
+                self._report(held, None)
+                return
+            set_error(completion, error)
+        except BaseException as error:  # noqa: BLE001 - the edge of user code
+            set_error(completion, error)
+        else:
+            set_result(completion, result, self.max_result_bytes)
+        finally:
+            _current.reset(token)
+        self._report(held, completion)
+
+
+class _InputError(PayloadError):
+    """The run's own payload does not fit, as opposed to one the handler tried to read."""
+
+
+def _arguments(held: Held) -> tuple[object, ...]:
+    handler = held.handler
+    if handler.input_at is None:
+        return handler.arguments(None, held.context)
+    assignment = held.assignment
+    payload = assignment.payload if assignment.HasField("payload") else None
+    try:
+        return handler.arguments(decode_payload(payload, handler.input_type), held.context)
+    except PayloadError as error:
+        raise _InputError(str(error)) from error
+
+
+def _set_payload_error(
+    completion: worker_pb2.Completion, held: Held, error: PayloadError
+) -> None:
+    if isinstance(error, _InputError):
+        text = f"input of {held.handler.kind!r}: {error}"
+        refuse(completion, "PAYLOAD_UNDECODABLE", text)
+    else:
+        set_error(completion, error)
+
+
+class _Threads:
+    """Daemon threads, started as needed: a handler that never ends must not stop the exit."""
+
+    def __init__(self, max_threads: int, function: Callable[[Held], None]) -> None:
+        self._max_threads = max_threads
+        self._function = function
+        self._queue: SimpleQueue[Held | None] = SimpleQueue()
+        self._lock = threading.Lock()
+        self._count = 0
+        self._idle = 0
+
+    def submit(self, held: Held) -> None:
+        with self._lock:
+            if self._idle > 0:
+                self._idle -= 1
+            elif self._count < self._max_threads:
+                self._count += 1
+                name = f"fencepost-handler-{self._count}"
+                threading.Thread(target=self._work, name=name, daemon=True).start()
+        self._queue.put(held)
+
+    def close(self) -> None:
+        for _ in range(self._count):
+            self._queue.put(None)
+
+    def _work(self) -> None:
+        while (held := self._queue.get()) is not None:
+            self._function(held)
+            with self._lock:
+                self._idle += 1

@@ -1,0 +1,125 @@
+"""Calls the server and turns what it refuses into errors that a person can act on.
+
+gRPC is slow to import, so commands import this module when they run, never at the top.
+"""
+
+import difflib
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import grpc
+from fencepost.v1 import (
+    admin_service_pb2_grpc,
+    job_service_pb2,
+    job_service_pb2_grpc,
+    run_service_pb2_grpc,
+)
+
+from fencepost_server.cli.failure import CliError, ExitCode
+from fencepost_server.cli.settings import Settings
+from fencepost_server.cli.status import RpcStatus, read_status
+from fencepost_server.cli.values import last_part
+
+CALL_TIMEOUT_S = 15.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Connection:
+    """The three services of one server."""
+
+    settings: Settings
+    jobs: "job_service_pb2_grpc.JobServiceStub"
+    runs: "run_service_pb2_grpc.RunServiceStub"
+    admin: "admin_service_pb2_grpc.AdminServiceStub"
+
+    def call(
+        self,
+        method: Callable[..., Any],
+        request: Any,
+        *,
+        what: str,
+        timeout_s: float = CALL_TIMEOUT_S,
+    ) -> Any:
+        """One call. Raises CliError, its first line "cannot {what}"."""
+        try:
+            return method(request, timeout=timeout_s)
+        except grpc.RpcError as error:
+            raise self._explain(read_status(error), what=what) from error
+
+    def _explain(self, status: RpcStatus, *, what: str) -> CliError:
+        hint = _HINTS.get(status.reason) or _CODE_HINTS.get(status.code, "")
+        if status.reason == "JOB_NOT_FOUND":
+            hint = self._nearest_job(status) or hint
+        why = status.why.replace("\n", " ") or f"the server answered {status.code.name}"
+        if status.code is grpc.StatusCode.UNAVAILABLE and not status.reason:
+            why = f"no server answers at {self.settings.server}"
+        return CliError(
+            f"cannot {what}",
+            why=why,
+            hint=hint.format(server=self.settings.server, tenant=self.settings.tenant),
+            exit_code=_EXIT_CODES.get(status.code, ExitCode.FAILED),
+            status=f"{status.in_words} · {status.message}",
+            reason=status.reason,
+        )
+
+    def _nearest_job(self, status: RpcStatus) -> str:
+        """A suggestion when a name looks mistyped; nothing if the list cannot be had quickly."""
+        wanted = last_part(status.resource)
+        request = job_service_pb2.ListJobsRequest(parent=self.settings.parent, page_size=1000)
+        try:
+            jobs = self.jobs.ListJobs(request, timeout=2).jobs
+        except grpc.RpcError:
+            return ""
+        near = difflib.get_close_matches(wanted, [last_part(job.name) for job in jobs], n=1)
+        return f"did you mean {near[0]}? All of them: fencepost jobs list" if near else ""
+
+
+@contextmanager
+def connected(settings: Settings) -> Iterator[Connection]:
+    """A connection for the length of the block; nothing is sent before the first call."""
+    with grpc.insecure_channel(settings.server) as channel:
+        yield Connection(
+            settings=settings,
+            jobs=job_service_pb2_grpc.JobServiceStub(channel),
+            runs=run_service_pb2_grpc.RunServiceStub(channel),
+            admin=admin_service_pb2_grpc.AdminServiceStub(channel),
+        )
+
+
+def new_request_id() -> str:
+    """Makes a call repeatable: the server answers the same id with the first answer."""
+    return str(uuid.uuid4())
+
+
+_EXIT_CODES = {
+    grpc.StatusCode.INVALID_ARGUMENT: ExitCode.USAGE,
+    grpc.StatusCode.NOT_FOUND: ExitCode.NOT_FOUND,
+    grpc.StatusCode.UNAUTHENTICATED: ExitCode.NOT_ALLOWED,
+    grpc.StatusCode.PERMISSION_DENIED: ExitCode.NOT_ALLOWED,
+    grpc.StatusCode.ALREADY_EXISTS: ExitCode.CONFLICT,
+    grpc.StatusCode.ABORTED: ExitCode.CONFLICT,
+    grpc.StatusCode.FAILED_PRECONDITION: ExitCode.CONFLICT,
+    grpc.StatusCode.UNAVAILABLE: ExitCode.UNREACHABLE,
+    grpc.StatusCode.DEADLINE_EXCEEDED: ExitCode.UNREACHABLE,
+}
+_HINTS = {
+    "INVALID_SCHEDULE": "fencepost jobs create --help shows how schedules are written",
+    "FILTER_NOT_SUPPORTED": "conditions are field=value, for example --filter 'state=RUNNING'",
+    "TENANT_NOT_FOUND": "name another with --tenant or FENCEPOST_TENANT",
+    "JOB_NOT_FOUND": "see all of tenant {tenant}: fencepost jobs list",
+    "RUN_NOT_FOUND": "see them: fencepost runs list",
+    "JOB_ALREADY_EXISTS": "choose another name, or look at it: fencepost jobs get NAME",
+    "JOB_FINISHED": "it will not fire again; run it by hand: fencepost run NAME",
+    "STORAGE_UNAVAILABLE": "the server runs and its database is away; try again in a moment",
+    "SERVER_DRAINING": "the server is stopping; try again in a moment",
+    "INTERNAL": "look into the server's log; with -v the request id is shown here",
+}
+_CODE_HINTS = {
+    grpc.StatusCode.UNAVAILABLE: "start a server at {server}: fencepost dev; or name another with "
+    "--server or FENCEPOST_SERVER",
+    grpc.StatusCode.DEADLINE_EXCEEDED: "the server at {server} is slow or stuck; try again",
+    grpc.StatusCode.UNIMPLEMENTED: "this version of the server does not do that yet",
+}

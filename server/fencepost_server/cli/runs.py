@@ -1,0 +1,382 @@
+"""`fencepost runs` and `fencepost run`: runs are made, listed, read and watched to their end."""
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fencepost_server.cli.choices import RunState
+from fencepost_server.cli.failure import CliError, ExitCode, note
+from fencepost_server.cli.paging import LIMIT_DEFAULT, collect, join_filter
+from fencepost_server.cli.settings import Settings, calls_server
+from fencepost_server.cli.tables import (
+    elapsed,
+    instant,
+    one_line,
+    print_json,
+    print_json_list,
+    print_pairs,
+    print_rows,
+)
+from fencepost_server.cli.values import (
+    job_path,
+    last_part,
+    parse_duration,
+    parse_instant,
+    parse_labels,
+    read_payload,
+    run_path,
+    short_run,
+)
+
+if TYPE_CHECKING:
+    from fencepost.v1.run_pb2 import Attempt, Run
+
+app = typer.Typer(help="Runs: list, read, watch.", no_args_is_help=True)
+
+RunName = Annotated[
+    str, typer.Argument(metavar="RUN", help="JOB/SCHEDULED_AT, as runs list shows it.")
+]
+TimeoutOption = Annotated[
+    str | None,
+    typer.Option(
+        "--timeout",
+        metavar="DURATION",
+        help="Give up waiting after this long (exit 8); default: never.",
+        show_default=False,
+    ),
+]
+
+
+def _option(*names: str, help: str, metavar: str | None = None) -> Any:
+    return typer.Option(*names, help=help, metavar=metavar, show_default=False)
+
+
+@app.command("list")
+@calls_server
+def list_runs(
+    settings: Settings,
+    job: Annotated[str | None, typer.Argument(metavar="[JOB]", help="Only of this job.")] = None,
+    filter: Annotated[
+        str | None, _option("--filter", help="""Conditions: 'state=DEAD labels.team=web'.""")
+    ] = None,
+    state: Annotated[list[RunState] | None, _option("--state", help="May be repeated.")] = None,
+    queue: Annotated[str | None, _option("--queue", help="Only of this queue.")] = None,
+    kind: Annotated[str | None, _option("--kind", help="Only of this handler.")] = None,
+    since: Annotated[
+        str | None, _option("--since", metavar="WHEN", help="Due since an instant, or 2h ago.")
+    ] = None,
+    limit: Annotated[int, typer.Option("--limit", min=1, max=100_000)] = LIMIT_DEFAULT,
+) -> None:
+    """List runs, the newest due instant first.
+
+    Examples:
+
+      fencepost runs list
+
+      fencepost runs list nightly --state dead --state retrying
+
+      fencepost runs list --since 2h --kind invoice.send -o json
+    """
+    from fencepost.v1.run_service_pb2 import ListRunsRequest
+
+    from fencepost_server.cli.connection import connected
+
+    conditions = join_filter(
+        filter,
+        [
+            ("state", [each.upper() for each in state or ()]),
+            ("queue", queue),
+            ("kind", kind),
+            ("scheduled_at>", _since(since)),
+        ],
+    )
+    parent = settings.parent if job is None else job_path(settings.tenant, job)
+    with connected(settings) as server:
+
+        def fetch(size: int, token: str) -> tuple[Any, str]:
+            request = ListRunsRequest(
+                parent=parent, page_size=size, page_token=token, filter=conditions
+            )
+            page = server.call(server.runs.ListRuns, request, what="list runs")
+            return page.runs, page.next_page_token
+
+        runs = collect(fetch, limit=limit)
+    if settings.json:
+        print_json_list("runs", runs)
+        return
+    if not runs:
+        note("no runs; make one: fencepost run JOB --watch")
+        return
+    rows = [
+        (
+            short_run(run.name),
+            _state(run),
+            run.kind,
+            str(run.attempt),
+            _origin(run),
+            _waited(run),
+            _took(run),
+            _remark(run),
+        )
+        for run in runs
+    ]
+    print_rows(("RUN", "STATE", "KIND", "ATTEMPT", "ORIGIN", "WAITED", "TOOK", "NOTE"), rows)
+
+
+@app.command("get")
+@calls_server
+def get(settings: Settings, name: RunName) -> None:
+    """Show one run with its attempts.
+
+    Examples:
+
+      fencepost runs get nightly/2026-12-01T02:30:00Z
+
+      fencepost runs get nightly/2026-12-01T02:30:00Z -o json
+
+      fencepost --tenant acme runs get nightly/2026-12-01T02:30:00Z
+    """
+    from fencepost.v1.run_service_pb2 import GetRunRequest, ListAttemptsRequest
+
+    from fencepost_server.cli.connection import connected
+
+    path = run_path(settings.tenant, name)
+    with connected(settings) as server:
+        what = f"get run {name!r}"
+        run = server.call(server.runs.GetRun, GetRunRequest(name=path), what=what).run
+        if settings.json:
+            print_json(run)
+            return
+        _show(run)
+        if run.attempt:
+            request = ListAttemptsRequest(parent=path)
+            answer = server.call(server.runs.ListAttempts, request, what=what)
+            print()
+            _print_attempts(answer.attempts)
+
+
+@app.command("watch")
+@calls_server
+def watch(settings: Settings, name: RunName, timeout: TimeoutOption = None) -> None:
+    """Follow a run to its end; exits 0 if it succeeds, 7 if it ends otherwise, 8 on --timeout.
+
+    Examples:
+
+      fencepost runs watch nightly/2026-12-01T02:30:00Z
+
+      fencepost runs watch nightly/2026-12-01T02:30:00Z --timeout 10m
+
+      fencepost runs watch nightly/2026-12-01T02:30:00Z -o json
+    """
+    from fencepost_server.cli.connection import connected
+
+    path = run_path(settings.tenant, name)
+    with connected(settings) as server:
+        _follow(settings, server, path, timeout)
+
+
+@calls_server
+def run_job(
+    settings: Settings,
+    job: Annotated[str, typer.Argument(metavar="JOB", help="Name or id of the job.")],
+    payload: Annotated[
+        str | None, _option("--payload", metavar="JSON", help="In place of the job's: JSON, @file.")
+    ] = None,
+    at: Annotated[
+        str | None, _option("--at", metavar="INSTANT", help="Due at 2027-03-28T09:00:00Z.")
+    ] = None,
+    delay: Annotated[
+        str | None, _option("--delay", metavar="DURATION", help="Due this long from now.")
+    ] = None,
+    unique_key: Annotated[
+        str | None, _option("--unique-key", help="Make no second run while one holds the key.")
+    ] = None,
+    priority: Annotated[int | None, _option("--priority", help="0 to 9.")] = None,
+    label: Annotated[
+        list[str] | None, _option("--label", metavar="K=V", help="May be repeated.")
+    ] = None,
+    watch: Annotated[
+        bool, _option("--watch", "-w", help="Follow it to its end; exits 0, 7 or 8.")
+    ] = False,
+    timeout: TimeoutOption = None,
+) -> None:
+    """Start a run of a job now.
+
+    Examples:
+
+      fencepost run hello --watch
+
+      fencepost run import --payload '{"region": "eu"}'
+
+      fencepost run report --delay 10m --unique-key report-2026-12-01
+    """
+    from fencepost_server.cli.connection import connected
+    from fencepost_server.cli.enqueue import build_request
+
+    request = build_request(
+        job=job_path(settings.tenant, job),
+        payload=None if payload is None else read_payload(payload),
+        at=None if at is None else parse_instant("--at", at),
+        delay=None if delay is None else parse_duration("--delay", delay),
+        unique_key=unique_key,
+        priority=priority,
+        labels=parse_labels(label or ()),
+    )
+    with connected(settings) as server:
+        answer = server.call(server.runs.EnqueueRun, request, what=f"run job {job!r}")
+        if answer.existing:
+            note(
+                f"the unique key is held: no run was made, this one holds it, {_state(answer.run)}"
+            )
+        if watch:
+            note(f"run {short_run(answer.run.name)}")
+            _follow(settings, server, answer.run.name, timeout)
+        elif settings.json:
+            print_json(answer.run)
+        else:
+            print(short_run(answer.run.name))
+            note(f"follow it: fencepost runs watch {short_run(answer.run.name)}")
+
+
+def _follow(settings: Settings, server: Any, path: str, timeout: str | None) -> None:
+    from fencepost_server.cli.watching import wait_for_end
+
+    limit = None if timeout is None else parse_duration("--timeout", timeout)
+    run, ended = wait_for_end(
+        server,
+        path,
+        timeout_s=None if limit is None else limit.total_seconds(),
+        on_change=lambda run: note(_change(run)),
+    )
+    if settings.json:
+        print_json(run)
+    else:
+        _show(run)
+    if not ended:
+        raise CliError(
+            f"gave up waiting for {short_run(path)}",
+            why=f"it is {_state(run)} after {timeout}",
+            hint=f"it goes on; follow it: fencepost runs watch {short_run(path)}",
+            exit_code=ExitCode.STILL_RUNNING,
+        )
+    if _state(run) != RunState.SUCCEEDED:
+        raise CliError(
+            f"run {short_run(path)} is {_state(run)}",
+            why=_remark(run),
+            hint=f"see its attempts: fencepost runs get {short_run(path)}",
+            exit_code=ExitCode.RUN_UNSUCCESSFUL,
+        )
+
+
+def _since(text: str | None) -> str | None:
+    """The right side of a "since" condition: an instant, or a duration back from now."""
+    from datetime import UTC, datetime
+
+    if text is None:
+        return None
+    if "T" in text or "-" in text:
+        return "=" + parse_instant("--since", text).isoformat()
+    return "=" + (datetime.now(UTC) - parse_duration("--since", text)).isoformat()
+
+
+def _change(run: "Run") -> str:
+    parts = [_state(run), f"attempt {run.attempt}" if run.attempt else "", _remark(run)]
+    return "  " + " · ".join(part for part in parts if part)
+
+
+def _show(run: "Run") -> None:
+    labels = " ".join(f"{key}={value}" for key, value in sorted(run.labels.items()))
+    failure = run.last_failure
+    print_pairs(
+        [
+            ("run", short_run(run.name)),
+            ("state", _state(run)),
+            ("note", _remark(run)),
+            ("origin", _origin(run)),
+            ("queue", last_part(run.queue)),
+            ("kind", run.kind),
+            ("due", instant(run.key, "scheduled_at")),
+            ("available", instant(run, "available_at")),
+            ("claimed", instant(run, "claimed_at")),
+            ("ended", instant(run, "ended_at")),
+            ("waited", _waited(run)),
+            ("took", _took(run)),
+            ("attempt", str(run.attempt)),
+            ("failures", str(run.failure_count) if run.failure_count else ""),
+            ("worker", last_part(run.worker)),
+            ("progress", f"{run.progress.percent:g}% {run.progress.message}".strip())
+            if run.HasField("progress")
+            else ("progress", ""),
+            ("failure", one_line(f"{failure.code} {failure.message}", 500)),
+            ("payload", run.payload.json),
+            ("result", run.result.json),
+            ("labels", labels),
+        ]
+    )
+
+
+def _print_attempts(attempts: "list[Attempt]") -> None:
+    from fencepost.v1.run_pb2 import AttemptOutcome
+
+    rows = [
+        (
+            str(each.attempt),
+            AttemptOutcome.Name(each.outcome).removeprefix("ATTEMPT_OUTCOME_").lower()
+            if each.outcome
+            else "open",
+            last_part(each.worker),
+            instant(each, "claimed_at"),
+            elapsed(each.claimed_at, each.ended_at) if each.HasField("ended_at") else "",
+            one_line(f"{each.failure.code} {each.failure.message}"),
+        )
+        for each in attempts
+    ]
+    print_rows(("ATTEMPT", "OUTCOME", "WORKER", "CLAIMED", "TOOK", "FAILURE"), rows)
+
+
+def _state(run: "Run") -> str:
+    from fencepost.v1.run_pb2 import RunState as Wire
+
+    return Wire.Name(run.state).removeprefix("RUN_STATE_").lower()
+
+
+def _origin(run: "Run") -> str:
+    from fencepost.v1.run_pb2 import RunOrigin
+
+    return RunOrigin.Name(run.origin).removeprefix("RUN_ORIGIN_").lower().replace("_", " ")
+
+
+def _waited(run: "Run") -> str:
+    if not run.HasField("first_claimed_at"):
+        return ""
+    return elapsed(run.key.scheduled_at, run.first_claimed_at)
+
+
+def _took(run: "Run") -> str:
+    if not (run.HasField("claimed_at") and run.HasField("ended_at")):
+        return ""
+    return elapsed(run.claimed_at, run.ended_at)
+
+
+def _remark(run: "Run") -> str:
+    """Why the run is where it is, in a few words."""
+    from fencepost.v1.run_pb2 import CancelCause, DeadReason
+    from fencepost.v1.schedule_pb2 import SkipReason
+
+    reason = ""
+    if run.dead_reason:
+        reason = DeadReason.Name(run.dead_reason).removeprefix("DEAD_REASON_")
+    elif run.skip_reason:
+        reason = SkipReason.Name(run.skip_reason).removeprefix("SKIP_REASON_")
+    elif run.cancel_cause:
+        reason = CancelCause.Name(run.cancel_cause).removeprefix("CANCEL_CAUSE_")
+    elif _state(run) == RunState.BLOCKED and run.blocked_by:
+        return f"behind {short_run(run.blocked_by)}"
+    elif _state(run) == RunState.RETRYING:
+        reason = f"again at {instant(run, 'available_at')}"
+    failure = run.last_failure
+    said = one_line(f"{failure.code} {failure.message}") if run.HasField("last_failure") else ""
+    if _state(run) in (RunState.SUCCEEDED, RunState.RUNNING):
+        said = ""
+    parts = [reason.lower().replace("_", " ") if reason.isupper() else reason, said]
+    return ": ".join(part for part in parts if part)

@@ -1,0 +1,37 @@
+-- name: find_tenant
+SELECT tenant_id, name FROM fencepost.tenants WHERE name = @name;
+
+-- name: find_tenants
+SELECT tenant_id, name FROM fencepost.tenants WHERE tenant_id = ANY (@tenant_ids::int[]);
+
+-- name: find_queues
+SELECT queue_id, name FROM fencepost.queues
+WHERE tenant_id = @tenant_id AND name = ANY (@names::text[]);
+
+-- name: find_queue_names
+SELECT queue_id, tenant_id, name FROM fencepost.queues WHERE queue_id = ANY (@queue_ids::int[]);
+
+-- name: find_kinds
+SELECT kind_id, name FROM fencepost.kinds WHERE name = ANY (@names::text[]);
+
+-- name: find_kind_names
+SELECT kind_id, name FROM fencepost.kinds WHERE kind_id = ANY (@kind_ids::int[]);
+
+-- name: intern_kinds
+-- In the order of names, so that two callers cannot deadlock.
+INSERT INTO fencepost.kinds (name)
+SELECT name FROM unnest(@names::text[]) AS n (name) ORDER BY name
+ON CONFLICT (name) DO NOTHING;
+
+-- name: find_schedules
+SELECT schedule_id, rule_hash FROM fencepost.schedules WHERE rule_hash = ANY (@hashes::bytea[]);
+
+-- name: intern_schedules
+-- In the order of hashes, so that two callers cannot deadlock.
+INSERT INTO fencepost.schedules (rule_hash, rule)
+SELECT rule_hash, rule FROM unnest(@hashes::bytea[], @rules::jsonb[]) AS r (rule_hash, rule)
+ORDER BY rule_hash
+ON CONFLICT (rule_hash) DO NOTHING;
+
+-- name: page_token_key
+SELECT page_token_key FROM fencepost.shard_state;

@@ -1,0 +1,87 @@
+-- name: renew_leases
+-- Moves: T6, T10 heartbeat (running, retrying -> running).
+-- Renews what is held under its open attempt; an attempt whose lease had run out, and which
+-- nobody claimed since, is revived. What another transaction has locked is left for the
+-- next tick.
+WITH held AS MATERIALIZED (
+    SELECT q.ctid AS tid, h.progress, q.job_id, q.state = 'retrying' AS was_lost
+    FROM unnest(@job_ids::uuid[], @scheduled_ats::timestamptz[], @attempts::int[],
+                @progresses::bytea[]) AS h (job_id, scheduled_at, attempt, progress)
+    JOIN fencepost.run_queue AS q
+      ON q.job_id = h.job_id AND q.scheduled_at = h.scheduled_at
+    WHERE q.attempt = h.attempt AND q.attempt_open
+      AND q.state IN ('running', 'retrying')
+      AND fencepost.clock_agrees(@now)
+    ORDER BY q.job_id, q.scheduled_at
+    FOR UPDATE OF q SKIP LOCKED
+)
+UPDATE fencepost.run_queue AS q
+SET state = 'running',
+    lease_until = @now + q.lease_s * interval '1 second',
+    lost_lease_count = q.lost_lease_count - h.was_lost::int,
+    progress = coalesce(h.progress, q.progress)
+FROM held AS h
+WHERE q.ctid = h.tid AND q.job_id = h.job_id
+RETURNING q.job_id, q.scheduled_at, q.attempt, q.cancel_requested, q.cancel_reason, q.cancel_by;
+
+-- name: cut_leases
+-- Leases of runs that were written to a broken stream without a receipt: the worker has
+-- until @until to say that it has them.
+WITH held AS MATERIALIZED (
+    SELECT q.ctid AS tid, q.job_id
+    FROM unnest(@job_ids::uuid[], @scheduled_ats::timestamptz[], @attempts::int[])
+             AS h (job_id, scheduled_at, attempt)
+    JOIN fencepost.run_queue AS q
+      ON q.job_id = h.job_id AND q.scheduled_at = h.scheduled_at
+    WHERE q.attempt = h.attempt AND q.state = 'running' AND q.lease_until > @until
+    ORDER BY q.job_id, q.scheduled_at
+    FOR UPDATE OF q SKIP LOCKED
+)
+UPDATE fencepost.run_queue AS q
+SET lease_until = @until
+FROM held AS h
+WHERE q.ctid = h.tid AND q.job_id = h.job_id;
+
+-- name: tick_heartbeats
+-- Says that heartbeats can be stored. After a gap nobody may lose a lease for the length of
+-- the longest live one: workers could not renew them meanwhile.
+UPDATE fencepost.shard_state
+SET heartbeats_at = greatest(heartbeats_at, @now),
+    no_reap_until = CASE
+        WHEN @now::timestamptz - heartbeats_at > @gap_s * interval '1 second' OR @was_away
+        THEN greatest(no_reap_until, @now::timestamptz + coalesce(
+            (SELECT max(q.lease_s) FROM fencepost.run_queue AS q WHERE q.attempt_open), 30)
+            * interval '1 second')
+        ELSE no_reap_until END
+RETURNING no_reap_until;
+
+-- name: lock_lost_leases
+-- Running attempts whose lease ran out, unless the reaper has to pause.
+SELECT q.job_id, q.scheduled_at, q.attempt, q.attempt_open, q.state, q.version, q.queue_id,
+       q.kind_id, q.priority, q.failure_count, q.lost_lease_count, q.snooze_count,
+       q.cancel_requested, q.cancel_cause, q.cancel_reason, q.worker_id, q.claimed_at, q.serial,
+       q.lease_s
+FROM fencepost.run_queue AS q
+WHERE q.attempt_open AND q.state = 'running' AND q.lease_until < @now
+  AND fencepost.clock_agrees(@now)
+  AND NOT EXISTS (SELECT FROM fencepost.shard_state WHERE no_reap_until > @now)
+ORDER BY q.job_id, q.scheduled_at
+LIMIT @runs_max
+FOR UPDATE SKIP LOCKED;
+
+-- name: lock_overrun_attempts
+-- Running attempts past attempt_timeout, grace and one heartbeat: their worker did not end
+-- them. Also those whose cancel grace is over.
+SELECT q.job_id, q.scheduled_at, q.attempt, q.attempt_open, q.state, q.version, q.queue_id,
+       q.kind_id, q.priority, q.failure_count, q.lost_lease_count, q.snooze_count,
+       q.cancel_requested, q.cancel_cause, q.cancel_reason, q.worker_id, q.claimed_at, q.serial,
+       q.lease_s
+FROM fencepost.run_queue AS q
+WHERE q.attempt_open AND q.state = 'running'
+  AND (q.claimed_at < @now::timestamptz - (q.attempt_timeout_s + q.cancel_grace_s + @heartbeat_s)
+                             * interval '1 second'
+       OR (q.cancel_requested AND q.cancel_by < @now))
+  AND fencepost.clock_agrees(@now)
+ORDER BY q.job_id, q.scheduled_at
+LIMIT @runs_max
+FOR UPDATE SKIP LOCKED;

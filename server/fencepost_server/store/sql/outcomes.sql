@@ -1,0 +1,255 @@
+-- name: succeed_runs
+-- Moves: T7, T17 succeed (running, retrying -> succeeded).
+-- Ends open attempts as succeeded: out of the queue and into history in one statement.
+-- Returns what it ended; the rest was stale, ended, or locked by someone just now.
+WITH ends AS MATERIALIZED (
+    SELECT q.ctid AS tid, q.job_id, e.result, e.timings, e.progress
+    FROM unnest(@job_ids::uuid[], @scheduled_ats::timestamptz[], @attempts::int[],
+                @results::bytea[], @timings::bytea[], @progresses::bytea[])
+             AS e (job_id, scheduled_at, attempt, result, timings, progress)
+    JOIN fencepost.run_queue AS q
+      ON q.job_id = e.job_id AND q.scheduled_at = e.scheduled_at
+    WHERE q.attempt = e.attempt AND q.attempt_open
+      AND q.state IN ('running', 'retrying')
+    ORDER BY q.job_id, q.scheduled_at
+    FOR UPDATE OF q SKIP LOCKED
+), gone AS (
+    DELETE FROM fencepost.run_queue AS q
+    USING ends AS e
+    WHERE q.ctid = e.tid AND q.job_id = e.job_id
+    RETURNING q.job_id, q.scheduled_at, q.available_at, q.created_at, q.first_claimed_at,
+              q.claimed_at, q.tenant_id, q.queue_id, q.kind_id, q.version, q.attempt,
+              q.failure_count,
+              q.lost_lease_count - (q.state = 'retrying')::int AS lost_lease_count,
+              q.snooze_count, q.replay_count, q.origin, q.priority, q.worker_id,
+              q.concurrency_key, q.payload, q.labels, coalesce(e.progress, q.progress) AS progress,
+              e.result, q.last_failure, q.failure_code, e.timings, q.cancel_cause,
+              q.cancel_reason, q.trace_context, q.serial, q.state = 'retrying' AS is_late
+), kept AS (
+    INSERT INTO fencepost.job_runs
+        (job_id, scheduled_at, available_at, created_at, first_claimed_at, claimed_at, ended_at,
+         tenant_id, queue_id, kind_id, version, attempt, failure_count, lost_lease_count,
+         snooze_count, replay_count, state, origin, priority, worker_id, concurrency_key, payload,
+         labels, progress, result, last_failure, failure_code, timings, cancel_cause,
+         cancel_reason, trace_context)
+    SELECT job_id, scheduled_at, available_at, created_at, first_claimed_at, claimed_at, @now,
+           tenant_id, queue_id, kind_id, version, attempt, failure_count, lost_lease_count,
+           snooze_count, replay_count, 'succeeded', origin, priority, worker_id, concurrency_key,
+           payload, labels, progress, result, last_failure, failure_code, timings, cancel_cause,
+           cancel_reason, trace_context
+    FROM gone
+    WHERE scheduled_at >= @history_from AND scheduled_at < @history_to
+), strayed AS (
+    INSERT INTO fencepost.job_runs_stray
+        (job_id, scheduled_at, available_at, created_at, first_claimed_at, claimed_at, ended_at,
+         tenant_id, queue_id, kind_id, version, attempt, failure_count, lost_lease_count,
+         snooze_count, replay_count, state, origin, priority, worker_id, concurrency_key, payload,
+         labels, progress, result, last_failure, failure_code, timings, cancel_cause,
+         cancel_reason, trace_context)
+    SELECT job_id, scheduled_at, available_at, created_at, first_claimed_at, claimed_at, @now,
+           tenant_id, queue_id, kind_id, version, attempt, failure_count, lost_lease_count,
+           snooze_count, replay_count, 'succeeded', origin, priority, worker_id, concurrency_key,
+           payload, labels, progress, result, last_failure, failure_code, timings, cancel_cause,
+           cancel_reason, trace_context
+    FROM gone
+    WHERE scheduled_at < @history_from OR scheduled_at >= @history_to
+), tried AS (
+    INSERT INTO fencepost.run_attempts
+        (job_id, scheduled_at, attempt, outcome, late, worker_id, claimed_at, ended_at, timings)
+    SELECT job_id, scheduled_at, attempt, 'succeeded', is_late, worker_id, claimed_at, @now, timings
+    FROM gone
+    WHERE attempt > 1 OR is_late
+)
+SELECT job_id, scheduled_at, serial FROM gone;
+
+-- name: lock_open_attempts
+-- The runs whose newest attempt is one of these and still open, locked in key order.
+SELECT q.job_id, q.scheduled_at, q.attempt, q.attempt_open, q.state, q.version, q.queue_id,
+       q.kind_id, q.priority, q.failure_count, q.lost_lease_count, q.snooze_count,
+       q.cancel_requested, q.cancel_cause, q.cancel_reason, q.worker_id, q.claimed_at, q.serial,
+       q.lease_s
+FROM unnest(@job_ids::uuid[], @scheduled_ats::timestamptz[], @attempts::int[])
+         AS e (job_id, scheduled_at, attempt)
+JOIN fencepost.run_queue AS q
+  ON q.job_id = e.job_id AND q.scheduled_at = e.scheduled_at
+WHERE q.attempt = e.attempt AND q.attempt_open
+ORDER BY q.job_id, q.scheduled_at
+FOR UPDATE OF q SKIP LOCKED;
+
+-- name: put_back_runs
+-- Moves: T8, T11, T17 put_back (running, retrying -> retrying, queued).
+-- Moves: T9 lose_lease (running -> retrying).
+-- Sends runs back to wait; their rows are locked by this transaction.
+UPDATE fencepost.run_queue AS q
+SET state = b.state::fencepost.run_state,
+    available_at = b.available_at,
+    attempt_open = b.attempt_open,
+    lease_until = NULL,
+    failure_count = b.failure_count,
+    lost_lease_count = b.lost_lease_count,
+    snooze_count = b.snooze_count,
+    last_failure = coalesce(b.failure, q.last_failure),
+    failure_code = coalesce(b.failure_code, q.failure_code),
+    progress = coalesce(b.progress, q.progress)
+FROM unnest(@job_ids::uuid[], @scheduled_ats::timestamptz[], @attempts::int[], @states::text[],
+            @available_ats::timestamptz[], @opens::boolean[], @failure_counts::int[],
+            @lost_lease_counts::int[], @snooze_counts::int[], @failures::bytea[],
+            @failure_codes::text[], @progresses::bytea[])
+         AS b (job_id, scheduled_at, attempt, state, available_at, attempt_open, failure_count,
+               lost_lease_count, snooze_count, failure, failure_code, progress)
+WHERE q.job_id = b.job_id AND q.scheduled_at = b.scheduled_at AND q.attempt = b.attempt
+  AND q.attempt_open AND q.state IN ('running', 'retrying');
+
+-- name: end_runs
+-- Moves: T12, T13, T17 bury (queued, running, retrying -> dead).
+-- Moves: T14 expire (queued, blocked -> skipped).
+-- Moves: T15, T16, T17 cancel (queued, blocked, running, retrying -> cancelled).
+-- Ends runs in any way but success; their rows are locked by this transaction.
+WITH gone AS (
+    DELETE FROM fencepost.run_queue AS q
+    USING unnest(@job_ids::uuid[], @scheduled_ats::timestamptz[], @attempts::int[],
+                 @states::text[], @failure_counts::int[], @lost_lease_counts::int[],
+                 @dead_reasons::text[], @cancel_causes::text[], @cancel_reasons::text[],
+                 @skip_reasons::text[], @forced::boolean[], @failures::bytea[],
+                 @failure_codes::text[], @progresses::bytea[])
+              AS e (job_id, scheduled_at, attempt, state, failure_count, lost_lease_count,
+                    dead_reason, cancel_cause, cancel_reason, skip_reason, forced, failure,
+                    failure_code, progress)
+    WHERE q.job_id = e.job_id AND q.scheduled_at = e.scheduled_at AND q.attempt = e.attempt
+      AND q.state IN ('queued', 'blocked', 'running', 'retrying')
+    RETURNING q.job_id, q.scheduled_at, q.available_at, q.created_at, q.first_claimed_at,
+              q.claimed_at, q.tenant_id, q.queue_id, q.kind_id, q.version, q.attempt,
+              e.failure_count, e.lost_lease_count, q.snooze_count, q.replay_count,
+              e.state::fencepost.run_state AS state, q.origin, q.priority, q.worker_id,
+              q.concurrency_key, q.payload, q.labels, coalesce(e.progress, q.progress) AS progress,
+              coalesce(e.failure, q.last_failure) AS last_failure,
+              coalesce(e.failure_code, q.failure_code) AS failure_code,
+              e.dead_reason::fencepost.dead_reason AS dead_reason,
+              e.cancel_cause::fencepost.cancel_cause AS cancel_cause, e.cancel_reason,
+              e.skip_reason::fencepost.skip_reason AS skip_reason, e.forced, q.trace_context,
+              q.serial
+), buried AS (
+    INSERT INTO fencepost.dead_letters
+        (job_id, scheduled_at, available_at, created_at, first_claimed_at, claimed_at, ended_at,
+         tenant_id, queue_id, kind_id, version, attempt, failure_count, lost_lease_count,
+         snooze_count, replay_count, state, origin, priority, worker_id, concurrency_key, payload,
+         labels, progress, last_failure, failure_code, dead_reason, cancel_cause, cancel_reason,
+         forced, trace_context)
+    SELECT job_id, scheduled_at, available_at, created_at, first_claimed_at, claimed_at, @now,
+           tenant_id, queue_id, kind_id, version, attempt, failure_count, lost_lease_count,
+           snooze_count, replay_count, state, origin, priority, worker_id, concurrency_key,
+           payload, labels, progress, last_failure, failure_code, dead_reason, cancel_cause,
+           cancel_reason, forced, trace_context
+    FROM gone
+    WHERE state = 'dead'
+), kept AS (
+    INSERT INTO fencepost.job_runs
+        (job_id, scheduled_at, available_at, created_at, first_claimed_at, claimed_at, ended_at,
+         tenant_id, queue_id, kind_id, version, attempt, failure_count, lost_lease_count,
+         snooze_count, replay_count, state, origin, priority, worker_id, concurrency_key, payload,
+         labels, progress, last_failure, failure_code, cancel_cause, cancel_reason, skip_reason,
+         forced, trace_context)
+    SELECT job_id, scheduled_at, available_at, created_at, first_claimed_at, claimed_at, @now,
+           tenant_id, queue_id, kind_id, version, attempt, failure_count, lost_lease_count,
+           snooze_count, replay_count, state, origin, priority, worker_id, concurrency_key,
+           payload, labels, progress, last_failure, failure_code, cancel_cause, cancel_reason,
+           skip_reason, forced, trace_context
+    FROM gone
+    WHERE state <> 'dead' AND scheduled_at >= @history_from AND scheduled_at < @history_to
+), strayed AS (
+    INSERT INTO fencepost.job_runs_stray
+        (job_id, scheduled_at, available_at, created_at, first_claimed_at, claimed_at, ended_at,
+         tenant_id, queue_id, kind_id, version, attempt, failure_count, lost_lease_count,
+         snooze_count, replay_count, state, origin, priority, worker_id, concurrency_key, payload,
+         labels, progress, last_failure, failure_code, cancel_cause, cancel_reason, skip_reason,
+         forced, trace_context)
+    SELECT job_id, scheduled_at, available_at, created_at, first_claimed_at, claimed_at, @now,
+           tenant_id, queue_id, kind_id, version, attempt, failure_count, lost_lease_count,
+           snooze_count, replay_count, state, origin, priority, worker_id, concurrency_key,
+           payload, labels, progress, last_failure, failure_code, cancel_cause, cancel_reason,
+           skip_reason, forced, trace_context
+    FROM gone
+    WHERE state <> 'dead' AND (scheduled_at < @history_from OR scheduled_at >= @history_to)
+)
+SELECT job_id, scheduled_at, serial FROM gone;
+
+-- name: record_attempts
+-- Attempts that did not simply succeed.
+INSERT INTO fencepost.run_attempts
+    (job_id, scheduled_at, attempt, outcome, late, worker_id, claimed_at, ended_at, failure,
+     timings)
+SELECT a.job_id, a.scheduled_at, a.attempt, a.outcome::fencepost.attempt_outcome, a.late,
+       a.worker_id, a.claimed_at, @now, a.failure, a.timings
+FROM unnest(@job_ids::uuid[], @scheduled_ats::timestamptz[], @attempts::int[], @outcomes::text[],
+            @lates::boolean[], @worker_ids::uuid[], @claimed_ats::timestamptz[],
+            @failures::bytea[], @timings::bytea[])
+         AS a (job_id, scheduled_at, attempt, outcome, late, worker_id, claimed_at, failure,
+               timings);
+
+-- name: inspect_runs
+-- Where runs are now: what a refused write is judged by. No row: there is no such run.
+SELECT k.job_id, k.scheduled_at, r.attempt, r.state, r.attempt_open, r.forced, r.cancel_requested,
+       r.cancel_reason, r.cancel_by
+FROM unnest(@job_ids::uuid[], @scheduled_ats::timestamptz[]) AS k (job_id, scheduled_at)
+CROSS JOIN LATERAL (
+    SELECT q.attempt, q.state, q.attempt_open, false AS forced, q.cancel_requested,
+           q.cancel_reason, q.cancel_by
+    FROM fencepost.run_queue AS q
+    WHERE q.job_id = k.job_id AND q.scheduled_at = k.scheduled_at
+    UNION ALL
+    SELECT d.attempt, d.state, false, d.forced, false, d.cancel_reason, NULL
+    FROM fencepost.dead_letters AS d
+    WHERE d.job_id = k.job_id AND d.scheduled_at = k.scheduled_at
+    UNION ALL
+    SELECT h.attempt, h.state, false, h.forced, false, h.cancel_reason, NULL
+    FROM fencepost.job_runs AS h
+    WHERE h.job_id = k.job_id AND h.scheduled_at = k.scheduled_at
+    UNION ALL
+    SELECT s.attempt, s.state, false, s.forced, false, s.cancel_reason, NULL
+    FROM fencepost.job_runs_stray AS s
+    WHERE s.job_id = k.job_id AND s.scheduled_at = k.scheduled_at
+) AS r;
+
+-- name: promote_runs
+-- Moves: T4 promote (blocked -> queued).
+-- The oldest blocked run of each of these jobs, where no other due run is live; the caller
+-- has locked the jobs in an earlier statement. Backfill runs wait behind regular fires.
+WITH next AS (
+    SELECT j.job_id,
+           (SELECT b.scheduled_at FROM fencepost.run_queue AS b
+            WHERE b.job_id = j.job_id AND b.state = 'blocked'
+            ORDER BY b.origin = 'backfill', b.scheduled_at
+            LIMIT 1) AS scheduled_at
+    FROM unnest(@job_ids::uuid[]) AS j (job_id)
+    WHERE (SELECT true FROM fencepost.run_queue AS q
+           WHERE q.job_id = j.job_id AND q.state <> 'blocked' AND q.scheduled_at <= @now
+           LIMIT 1) IS NOT TRUE
+)
+UPDATE fencepost.run_queue AS q
+SET state = 'queued', available_at = greatest(q.available_at, @now)
+FROM next AS n
+WHERE q.job_id = n.job_id AND q.scheduled_at = n.scheduled_at AND q.state = 'blocked'
+RETURNING q.queue_id, q.kind_id, q.priority;
+
+-- name: lock_jobs_to_promote
+-- Locks the jobs whose blocked runs are to be looked at; others are looked at next time.
+SELECT s.job_id
+FROM fencepost.job_schedules AS s
+WHERE s.job_id = ANY (@job_ids::uuid[])
+ORDER BY s.job_id
+FOR UPDATE SKIP LOCKED;
+
+-- name: jobs_with_blocked_runs
+-- Jobs with blocked runs, after one id, a probe each.
+WITH RECURSIVE found AS (
+    (SELECT q.job_id FROM fencepost.run_queue AS q
+     WHERE q.state = 'blocked' AND q.job_id > @after
+     ORDER BY q.job_id LIMIT 1)
+    UNION ALL
+    SELECT n.job_id FROM found AS f CROSS JOIN LATERAL (
+        SELECT q.job_id FROM fencepost.run_queue AS q
+        WHERE q.state = 'blocked' AND q.job_id > f.job_id
+        ORDER BY q.job_id LIMIT 1
+    ) AS n
+)
+SELECT job_id FROM found LIMIT @jobs_max;

@@ -337,6 +337,9 @@ CREATE TABLE fencepost.shard_state (
     no_reap_until   timestamptz NOT NULL,
     -- No run is made for an instant before it: its history may be gone.
     retention_floor timestamptz NOT NULL,
+    -- The days that have history tables; ends of other days are strays.
+    history_from    timestamptz NOT NULL DEFAULT 'epoch',
+    history_until   timestamptz NOT NULL DEFAULT 'epoch',
     tzdata_version  text NOT NULL DEFAULT '',
     -- Signs page tokens, so that they cannot be made up.
     page_token_key  bytea NOT NULL

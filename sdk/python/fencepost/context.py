@@ -170,9 +170,7 @@ class Context:
                 self._event.set()
         return self._event.wait(timeout)
 
-    def progress(
-        self, percent: float = 0.0, message: str = "", checkpoint: object = None
-    ) -> _Done:
+    def progress(self, percent: float = 0.0, message: str = "", checkpoint: object = None) -> _Done:
         """Tells how far the handler is; travels with the next heartbeat. May be awaited.
 
         `percent` 0 to 100, `message` cut to 256 bytes, `checkpoint` (kept for the next

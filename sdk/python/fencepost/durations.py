@@ -30,9 +30,7 @@ def to_duration(length: Seconds) -> Duration:
     if not 0 <= seconds < 1e11:
         raise ValueError(f"a duration must be 0 s or more, got {length!r}")
     microseconds = round(seconds * 1e6)
-    return Duration(
-        seconds=microseconds // 1_000_000, nanos=(microseconds % 1_000_000) * 1000
-    )
+    return Duration(seconds=microseconds // 1_000_000, nanos=(microseconds % 1_000_000) * 1000)
 
 
 def to_timestamp(instant: datetime) -> Timestamp:

@@ -17,10 +17,10 @@ from fencepost.context import Cause
 from fencepost.deadlines import Deadlines
 from fencepost.durations import duration_seconds, to_duration
 from fencepost.handler import Handler
-from fencepost.held import BUFFERED, COMPLETING, Held
+from fencepost.held import BUFFERED, COMPLETING, Held, about
 from fencepost.link import Link
-from fencepost.outbox import Entry, Outbox
-from fencepost.outcome import refuse, set_timeout, set_timings
+from fencepost.outbox import Outbox
+from fencepost.outcome import set_timeout, set_timings
 from fencepost.pump import Pump
 from fencepost.roster import Roster
 from fencepost.run_key import run_id
@@ -29,21 +29,11 @@ from fencepost.session import Session
 from fencepost.settings import UNKNOWN_KIND, WorkerSettings
 from fencepost.stats import Stats
 from fencepost.v1 import run_service_pb2, worker_pb2
+from fencepost.verdicts import Verdicts
 
 _log = logging.getLogger("fencepost.worker")
 
 _UNKNOWN_KIND_DELAY = 5.0
-_DEFAULT_RETRY = 0.1
-_FINAL = frozenset(
-    {
-        worker_pb2.VERDICT_APPLIED,
-        worker_pb2.VERDICT_ALREADY_APPLIED,
-        worker_pb2.VERDICT_STALE_ATTEMPT,
-        worker_pb2.VERDICT_RUN_TERMINAL,
-        worker_pb2.VERDICT_NOT_FOUND,
-        worker_pb2.VERDICT_INVALID,
-    }
-)
 
 
 class Engine:
@@ -80,6 +70,9 @@ class Engine:
         )
         self.runner = Runner(loop=user_loop, slots=settings.slots, report=self.report)
         self.pump = Pump(self.outbox, loop=self.loop, timings=timings)
+        self._verdicts = Verdicts(
+            outbox=self.outbox, roster=self.roster, pump=self.pump, stats=stats, loop=self.loop
+        )
         self.deadlines = Deadlines(loop=self.loop, roster=self.roster, on_due=self._on_due)
         self.link = Link(
             open_session=lambda: Session(
@@ -115,9 +108,7 @@ class Engine:
     ) -> None:
         """Gives a run back, unhandled or interrupted."""
         self.roster.unbuffer(held)
-        release = worker_pb2.Release(
-            run=held.assignment.run, attempt=held.attempt, reason=reason
-        )
+        release = worker_pb2.Release(run=held.assignment.run, attempt=held.attempt, reason=reason)
         if delay:
             release.delay.CopyFrom(to_duration(delay))
         self._put(held, release, "released")
@@ -188,19 +179,7 @@ class Engine:
 
     def on_verdicts(self, verdicts: Iterable[worker_pb2.AttemptVerdict]) -> None:
         """The server has stored, or refused, ends of attempts."""
-        for verdict in verdicts:
-            attempt = (run_id(verdict.run), verdict.attempt)
-            if verdict.verdict not in _FINAL:
-                self._on_retry(self.outbox.defer(attempt), verdict)
-                continue
-            entry = self.outbox.settle(attempt)
-            if entry is None:
-                continue
-            if verdict.verdict == worker_pb2.VERDICT_APPLIED:
-                self.stats.verdicts["APPLIED"] += 1
-                self.roster.remove(entry.held)
-            else:
-                self._on_refusal(entry, verdict)
+        self._verdicts.apply(verdicts)
         self.link.settle_retired(self.outbox.unanswered)
         self.changed.set()
         self.keep_going()
@@ -264,7 +243,6 @@ class Engine:
             self._lose(old, "SUPERSEDED")
         if handler is UNKNOWN_KIND:
             self.roster.keep(held)
-            held.lost = False
             self._release_unstarted(
                 held, worker_pb2.RELEASE_REASON_UNSUPPORTED_KIND, _UNKNOWN_KIND_DELAY
             )
@@ -284,7 +262,7 @@ class Engine:
 
     def _lose(self, held: Held, reason: str) -> None:
         self.stats.lease_losses[reason] += 1
-        _log.info("lease.lost", extra=_about(held, reason=reason))
+        _log.info("lease.lost", extra=about(held, reason=reason))
         self.roster.unbuffer(held)
         self.roster.remove(held)
         held.lost = True
@@ -296,7 +274,7 @@ class Engine:
             self.cancel(held, Cause.CANCELLED)
             return
         self.roster.unbuffer(held)
-        completion = _completion(held)
+        completion = held.new_completion()
         completion.cancelled.message = "cancelled before the handler was called"
         self._put(held, completion, "cancelled")
 
@@ -305,7 +283,7 @@ class Engine:
             self.release(held, worker_pb2.RELEASE_REASON_NOT_STARTED)
         elif now >= held.forced_at:
             # The handler does not stop: its slot stays taken, the failure is told now.
-            completion = _completion(held)
+            completion = held.new_completion()
             set_timeout(completion, held.attempt_timeout)
             self._put(held, completion, "failure")
         elif now >= held.attempt_deadline:
@@ -317,7 +295,7 @@ class Engine:
             self.cancel(held, Cause.TIMEOUT)
         else:
             self.stats.lease_losses["LEASE_UNCERTAIN"] += 1
-            _log.warning("lease.uncertain", extra=_about(held))
+            _log.warning("lease.uncertain", extra=about(held))
             self.cancel(held, Cause.LEASE_UNCERTAIN)
         self.keep_going()
 
@@ -337,7 +315,7 @@ class Engine:
             return
         cause = held.cause
         if cause is Cause.TIMEOUT:
-            completion = _completion(held)
+            completion = held.new_completion()
             set_timeout(completion, held.attempt_timeout)
         elif completion is None:
             if cause is Cause.LEASE_UNCERTAIN:
@@ -346,7 +324,7 @@ class Engine:
             if cause is Cause.SHUTDOWN:
                 self.stats.outcomes["abandoned"] += 1
                 return  # stays held; the Goodbye lists it
-            completion = _completion(held)
+            completion = held.new_completion()
             completion.cancelled.message = "the handler obeyed the cancel"
         set_timings(completion, held.started_at - held.received_at, now - held.started_at)
         context = held.context
@@ -361,59 +339,5 @@ class Engine:
         held.reported = True
         self.stats.outcomes[outcome] += 1
         if _log.isEnabledFor(logging.INFO):
-            _log.info("attempt.ended", extra=_about(held, outcome=outcome))
+            _log.info("attempt.ended", extra=about(held, outcome=outcome))
         self.outbox.put(held, message)
-
-    # What becomes of their ends.
-
-    def _on_retry(self, entry: Entry | None, verdict: worker_pb2.AttemptVerdict) -> None:
-        self.stats.verdicts["RETRY"] += 1
-        if entry is not None:
-            delay = max(duration_seconds(verdict.retry_after), _DEFAULT_RETRY)
-            self.loop.call_later(delay, self._resume, entry)
-
-    def _resume(self, entry: Entry) -> None:
-        self.outbox.resume(entry)
-        self.pump.nudge()
-
-    def _on_refusal(self, entry: Entry, verdict: worker_pb2.AttemptVerdict) -> None:
-        name = worker_pb2.Verdict.Name(verdict.verdict).removeprefix("VERDICT_")
-        self.stats.verdicts[name] += 1
-        about = _about(entry.held, verdict=name, reason=verdict.reason, text=verdict.message)
-        replacement = _replacement(entry, verdict)
-        if replacement is not None:
-            _log.error("completion.refused", extra=about)
-            self.outbox.put(entry.held, replacement)
-            return
-        _log.info("completion.dropped", extra=about)
-        self.roster.remove(entry.held)
-
-
-def _replacement(
-    entry: Entry, verdict: worker_pb2.AttemptVerdict
-) -> worker_pb2.Completion | None:
-    """What to send in place of a completion that is not acceptable as sent."""
-    refused = verdict.verdict == worker_pb2.VERDICT_INVALID
-    sent = entry.message
-    if not refused or verdict.reason == "UNKNOWN_ATTEMPT":
-        return None
-    if not isinstance(sent, worker_pb2.Completion) or sent.failure.code in _REPLACEMENTS.values():
-        return None
-    completion = _completion(entry.held)
-    code = _REPLACEMENTS.get(verdict.reason, "INVALID_COMPLETION")
-    refuse(completion, code, f"{verdict.reason}: {verdict.message}")
-    return completion
-
-
-_REPLACEMENTS = {"PAYLOAD_TOO_LARGE": "RESULT_TOO_LARGE", "": "INVALID_COMPLETION"}
-
-
-def _completion(held: Held) -> worker_pb2.Completion:
-    return worker_pb2.Completion(run=held.assignment.run, attempt=held.attempt)
-
-
-def _about(held: Held, **more: str) -> dict[str, object]:
-    key = str(held.context.run_key)
-    return {"run_key": key, "attempt": held.attempt, "kind": held.assignment.kind, **more}
-
-

@@ -140,9 +140,7 @@ class Unauthenticated(FencepostError):
 _BY_CODE: dict[grpc.StatusCode, type[FencepostError]] = {
     cls.code: cls for cls in FencepostError.__subclasses__()
 }
-_BY_NUMBER: dict[int, type[FencepostError]] = {
-    code.value[0]: cls for code, cls in _BY_CODE.items()
-}
+_BY_NUMBER: dict[int, type[FencepostError]] = {code.value[0]: cls for code, cls in _BY_CODE.items()}
 
 
 def error_of_call(

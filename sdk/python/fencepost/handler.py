@@ -70,7 +70,7 @@ def make_handler(kind: str, function: Callable[..., Any], input_type: Any = None
 
 
 def _positional(kind: str, function: Callable[..., Any]) -> list[inspect.Parameter]:
-    found = []
+    found: list[inspect.Parameter] = []
     for parameter in inspect.signature(function).parameters.values():
         if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
             if parameter.default is parameter.empty or len(found) < 2:

@@ -56,9 +56,7 @@ class Held:
         self.message = worker_pb2.HeldRun(
             run=assignment.run, attempt=assignment.attempt, phase=BUFFERED
         )
-        self.context = Context(
-            assignment, received_at=received_at, timeout=self.attempt_timeout
-        )
+        self.context = Context(assignment, received_at=received_at, timeout=self.attempt_timeout)
         self.needs_confirmation = assignment.start_mode == job_pb2.START_MODE_CONFIRMED
         self.started_at = 0.0
         """0: the handler was not called yet."""
@@ -87,6 +85,10 @@ class Held:
         """Why its handler is asked to stop."""
         return self.context.cause
 
+    def new_completion(self) -> worker_pb2.Completion:
+        """A completion of this attempt, without its outcome."""
+        return worker_pb2.Completion(run=self.assignment.run, attempt=self.attempt)
+
     def describe(self) -> worker_pb2.HeldRun:
         """Its line in a heartbeat or an inventory, with progress the server does not know."""
         context, message = self.context, self.message
@@ -106,3 +108,9 @@ class Held:
         if self.cause is None:
             return min(self.attempt_deadline, self.lease.stop_at)
         return self.forced_at
+
+
+def about(held: Held, **more: str) -> dict[str, object]:
+    """What a log line about it carries."""
+    key = str(held.context.run_key)
+    return {"run_key": key, "attempt": held.attempt, "kind": held.assignment.kind, **more}

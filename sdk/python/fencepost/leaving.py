@@ -64,8 +64,10 @@ def _all_told(engine: Engine) -> bool:
     if session is None or not session.live:
         return False
     acknowledged = session.drain_ack is not None
-    return acknowledged and session.received_batch_seq >= (session.drain_ack or 0) and not len(
-        engine.outbox
+    return (
+        acknowledged
+        and session.received_batch_seq >= (session.drain_ack or 0)
+        and not len(engine.outbox)
     )
 
 

@@ -78,9 +78,7 @@ class Outbox:
         self._bytes += entry.size
         self._make_ready(entry)
 
-    def take(
-        self, *, session: int, now: float, max_entries: int, max_bytes: int
-    ) -> list[Entry]:
+    def take(self, *, session: int, now: float, max_entries: int, max_bytes: int) -> list[Entry]:
         """The next entries to send, marked as sent on this session now. Empty: none."""
         batch: list[Entry] = []
         size = 0

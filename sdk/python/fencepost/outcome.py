@@ -8,7 +8,7 @@ import traceback
 from fencepost.durations import Seconds, to_duration, to_seconds
 from fencepost.payload import PayloadError, encode_payload
 from fencepost.text import cut, cut_middle
-from fencepost.v1 import failure_pb2, run_pb2, worker_pb2
+from fencepost.v1 import failure_pb2, payload_pb2, run_pb2, worker_pb2
 
 MAX_CODE = 63
 MAX_MESSAGE_BYTES = 4 * 1024
@@ -87,15 +87,18 @@ def set_result(completion: worker_pb2.Completion, result: object, max_bytes: int
     except PayloadError as error:
         refuse(completion, "RESULT_NOT_SERIALIZABLE", str(error))
         return
-    size = payload.ByteSize() if payload is not None else 0
-    if size > max_bytes:
-        # The limit is on the body; a payload's own frame is a few bytes.
-        size = len(payload.data) or len(payload.json.encode()) if payload is not None else 0
+    size = _body_size(payload)
     if size > max_bytes:
         text = f"the result has {size} bytes, at most {max_bytes} are allowed"
         refuse(completion, "RESULT_TOO_LARGE", text)
-    else:
+    elif payload is not None:
         completion.success.result.CopyFrom(payload)
+
+
+def _body_size(payload: payload_pb2.Payload | None) -> int:
+    if payload is None:
+        return 0
+    return len(payload.data) or len(payload.json.encode())
 
 
 def set_error(completion: worker_pb2.Completion, error: BaseException) -> None:

@@ -67,7 +67,7 @@ class Runner:
 
     async def _run_async(self, held: Held) -> None:
         context = held.context
-        completion = worker_pb2.Completion(run=held.assignment.run, attempt=held.attempt)
+        completion = held.new_completion()
         _current.set(context)
         try:
             result = await held.handler.function(*_arguments(held))
@@ -86,7 +86,7 @@ class Runner:
 
     def _run_sync(self, held: Held) -> None:
         context = held.context
-        completion = worker_pb2.Completion(run=held.assignment.run, attempt=held.attempt)
+        completion = held.new_completion()
         token = _current.set(context)
         try:
             result = held.handler.function(*_arguments(held))
@@ -122,9 +122,7 @@ def _arguments(held: Held) -> tuple[object, ...]:
         raise _InputError(str(error)) from error
 
 
-def _set_payload_error(
-    completion: worker_pb2.Completion, held: Held, error: PayloadError
-) -> None:
+def _set_payload_error(completion: worker_pb2.Completion, held: Held, error: PayloadError) -> None:
     if isinstance(error, _InputError):
         text = f"input of {held.handler.kind!r}: {error}"
         refuse(completion, "PAYLOAD_UNDECODABLE", text)

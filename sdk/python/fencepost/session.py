@@ -10,7 +10,7 @@ import enum
 import itertools
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from fencepost.connection import Connection
 from fencepost.durations import duration_seconds
@@ -110,7 +110,7 @@ class Session:
         inventory = [(held, held.context._progress_version) for held in self._listener.inventory()]
         hello.inventory.extend(held.describe() for held, _ in inventory)
         self._stream.send(run_service_pb2.WorkRequest(hello=hello))
-        waits = {self._welcomed, self.ended}
+        waits: set[asyncio.Future[Any]] = {self._welcomed, self.ended}
         await asyncio.wait(
             waits, timeout=self._timings.open_timeout, return_when=asyncio.FIRST_COMPLETED
         )
@@ -139,8 +139,7 @@ class Session:
     def untold(self) -> bool:
         """Credit or a receipt waits to be sent."""
         return (
-            self._credit_limit > self._told_credit
-            or self.received_batch_seq > self._told_receipt
+            self._credit_limit > self._told_credit or self.received_batch_seq > self._told_receipt
         )
 
     @property
@@ -293,9 +292,7 @@ class Session:
         assert self.welcome is not None
         pace = duration_seconds(self.welcome.heartbeat_ack_timeout) or 8.0
         self._beats[seq] = _Beat(self._loop.time(), runs)
-        self._loop.call_later(
-            ack_timeout(pace, self._shortest_ttl), self._check_ack, seq
-        )
+        self._loop.call_later(ack_timeout(pace, self._shortest_ttl), self._check_ack, seq)
 
     def _check_ack(self, seq: int) -> None:
         if seq in self._beats and self.live and not self.retiring:

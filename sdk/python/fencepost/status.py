@@ -88,9 +88,7 @@ def encode_status(code: int, text: str, details: StatusDetails) -> bytes:
     if details.field_violations:
         request: Any = _BadRequest()
         for violation in details.field_violations:
-            request.field_violations.add(
-                field=violation.field, description=violation.description
-            )
+            request.field_violations.add(field=violation.field, description=violation.description)
         packed.append(("google.rpc.BadRequest", request))
     if details.retry_after is not None:
         retry: Any = _RetryInfo()
@@ -98,9 +96,7 @@ def encode_status(code: int, text: str, details: StatusDetails) -> bytes:
         retry.retry_delay.nanos = int(details.retry_after % 1 * 1e9)
         packed.append(("google.rpc.RetryInfo", retry))
     for name, detail in packed:
-        status.details.add(
-            type_url=f"type.googleapis.com/{name}", value=detail.SerializeToString()
-        )
+        status.details.add(type_url=f"type.googleapis.com/{name}", value=detail.SerializeToString())
     encoded: bytes = status.SerializeToString()
     return encoded
 
@@ -119,9 +115,7 @@ def _describe() -> descriptor_pb2.FileDescriptorProto:
     info = file.message_type.add(name="ErrorInfo")
     _add_field(info, "reason", 1, _STRING)
     _add_field(info, "domain", 2, _STRING)
-    _add_field(
-        info, "metadata", 3, _MESSAGE, ".google.rpc.ErrorInfo.MetadataEntry", repeated=True
-    )
+    _add_field(info, "metadata", 3, _MESSAGE, ".google.rpc.ErrorInfo.MetadataEntry", repeated=True)
     entry = info.nested_type.add(name="MetadataEntry")
     entry.options.map_entry = True
     _add_field(entry, "key", 1, _STRING)

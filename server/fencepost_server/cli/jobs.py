@@ -1,27 +1,16 @@
 """`fencepost jobs`: definitions are created, listed, read, paused, resumed and deleted."""
 
 import sys
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from fencepost_server.cli.choices import DstFold, DstGap, JobState, Misfire, Overlap
 from fencepost_server.cli.failure import CliError, ExitCode, note
+from fencepost_server.cli.job_view import show_job, show_jobs
 from fencepost_server.cli.paging import LIMIT_DEFAULT, collect, join_filter
 from fencepost_server.cli.settings import Settings, calls_server
-from fencepost_server.cli.tables import (
-    instant,
-    print_json,
-    print_json_list,
-    print_pairs,
-    print_rows,
-    short_seconds,
-)
 from fencepost_server.cli.values import job_path, last_part
-
-if TYPE_CHECKING:
-    from fencepost.v1.job_pb2 import Job
-    from fencepost.v1.schedule_pb2 import Schedule
 
 app = typer.Typer(
     help="Definitions: create, list, read, pause, resume, delete.", no_args_is_help=True
@@ -159,7 +148,7 @@ def create(
     )
     with connected(settings) as server:
         job = server.call(server.jobs.CreateJob, request, what=f"create job {name!r}").job
-    _show(settings, job)
+    show_job(settings, job)
     if validate_only:
         note("checked, nothing stored")
     elif not job.HasField("schedule"):
@@ -204,24 +193,7 @@ def list_jobs(
             return page.jobs, page.next_page_token
 
         jobs = collect(fetch, limit=limit)
-    if settings.json:
-        print_json_list("jobs", jobs)
-        return
-    rows = [
-        (
-            last_part(job.name),
-            _state(job),
-            _schedule_in_words(job.schedule) if job.HasField("schedule") else "",
-            instant(job, "next_run_at"),
-            last_part(job.target.queue),
-            job.target.kind,
-        )
-        for job in jobs
-    ]
-    if not rows:
-        note("no jobs; create one: fencepost jobs create NAME --kind KIND --every 30s")
-        return
-    print_rows(("NAME", "STATE", "SCHEDULE", "NEXT FIRE", "QUEUE", "KIND"), rows)
+    show_jobs(settings, jobs)
 
 
 @app.command("get")
@@ -243,7 +215,7 @@ def get(settings: Settings, name: JobName) -> None:
 
     request = GetJobRequest(name=job_path(settings.tenant, name))
     with connected(settings) as server:
-        _show(settings, server.call(server.jobs.GetJob, request, what=f"get job {name!r}").job)
+        show_job(settings, server.call(server.jobs.GetJob, request, what=f"get job {name!r}").job)
 
 
 @app.command("pause")
@@ -269,7 +241,9 @@ def pause(
 
     request = PauseJobRequest(name=job_path(settings.tenant, name), reason=reason)
     with connected(settings) as server:
-        _show(settings, server.call(server.jobs.PauseJob, request, what=f"pause job {name!r}").job)
+        show_job(
+            settings, server.call(server.jobs.PauseJob, request, what=f"pause job {name!r}").job
+        )
 
 
 @app.command("resume")
@@ -292,7 +266,7 @@ def resume(settings: Settings, name: JobName) -> None:
     request = ResumeJobRequest(name=job_path(settings.tenant, name))
     with connected(settings) as server:
         answer = server.call(server.jobs.ResumeJob, request, what=f"resume job {name!r}")
-    _show(settings, answer.job)
+    show_job(settings, answer.job)
 
 
 @app.command("delete")
@@ -338,47 +312,3 @@ def _confirm(what: str, *, yes: bool) -> None:
         )
     if not typer.confirm(f"{what}?", err=True):
         raise CliError("nothing was deleted", why="you said no")
-
-
-def _show(settings: Settings, job: "Job") -> None:
-    if settings.json:
-        print_json(job)
-        return
-    labels = " ".join(f"{key}={value}" for key, value in sorted(job.labels.items()))
-    print_pairs(
-        [
-            ("name", last_part(job.name)),
-            ("job id", job.job_id),
-            ("state", _state(job) + (f" ({job.pause_reason})" if job.pause_reason else "")),
-            ("schedule", _schedule_in_words(job.schedule) if job.HasField("schedule") else "none"),
-            ("next fire", instant(job, "next_run_at")),
-            ("last fire", instant(job, "last_scheduled_at")),
-            ("fires", str(job.fire_count)),
-            ("queue", last_part(job.target.queue)),
-            ("kind", job.target.kind),
-            ("payload", job.payload.json),
-            ("labels", labels),
-            ("description", job.description),
-            ("version", str(job.version)),
-            ("created", instant(job, "created_at")),
-            ("updated", instant(job, "updated_at")),
-        ]
-    )
-
-
-def _state(job: "Job") -> str:
-    from fencepost.v1.job_pb2 import JobState as Wire
-
-    return Wire.Name(job.state).removeprefix("JOB_STATE_").lower()
-
-
-def _schedule_in_words(schedule: "Schedule") -> str:
-    rule = schedule.WhichOneof("spec")
-    if rule == "cron":
-        return f"{' | '.join(schedule.cron.expressions)} {schedule.cron.time_zone or 'UTC'}"
-    if rule == "interval":
-        every = short_seconds(schedule.interval.every.ToTimedelta().total_seconds())
-        return f"every {every}" + (" after it ends" if schedule.interval.after_completion else "")
-    if schedule.once.HasField("at"):
-        return f"once at {instant(schedule.once, 'at')}"
-    return "once"

@@ -3,7 +3,6 @@
 import os
 import sys
 from collections.abc import Sequence
-from importlib import metadata
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -17,6 +16,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     if arguments == ["--version"]:
         # Scripts ask this often, and it needs nothing of what is below.
+        from importlib import metadata
+
         print(f"fencepost {metadata.version('fencepost-server')}")
         return 0
     return _run(arguments)

@@ -1,25 +1,25 @@
 """`fencepost runs` and `fencepost run`: runs are made, listed, read and watched to their end."""
 
-from typing import TYPE_CHECKING, Annotated, Any
+from datetime import UTC, datetime
+from typing import Annotated, Any
 
 import typer
 
 from fencepost_server.cli.choices import RunState
 from fencepost_server.cli.failure import CliError, ExitCode, note
 from fencepost_server.cli.paging import LIMIT_DEFAULT, collect, join_filter
-from fencepost_server.cli.settings import Settings, calls_server
-from fencepost_server.cli.tables import (
-    elapsed,
-    instant,
-    one_line,
-    print_json,
-    print_json_list,
-    print_pairs,
-    print_rows,
+from fencepost_server.cli.run_view import (
+    describe_change,
+    print_attempts,
+    remark,
+    show_run,
+    show_runs,
+    state_of,
 )
+from fencepost_server.cli.settings import Settings, calls_server
+from fencepost_server.cli.tables import print_json
 from fencepost_server.cli.values import (
     job_path,
-    last_part,
     parse_duration,
     parse_instant,
     parse_labels,
@@ -27,9 +27,6 @@ from fencepost_server.cli.values import (
     run_path,
     short_run,
 )
-
-if TYPE_CHECKING:
-    from fencepost.v1.run_pb2 import Attempt, Run
 
 app = typer.Typer(help="Runs: list, read, watch.", no_args_is_help=True)
 
@@ -101,26 +98,7 @@ def list_runs(
             return page.runs, page.next_page_token
 
         runs = collect(fetch, limit=limit)
-    if settings.json:
-        print_json_list("runs", runs)
-        return
-    if not runs:
-        note("no runs; make one: fencepost run JOB --watch")
-        return
-    rows = [
-        (
-            short_run(run.name),
-            _state(run),
-            run.kind,
-            str(run.attempt),
-            _origin(run),
-            _waited(run),
-            _took(run),
-            _remark(run),
-        )
-        for run in runs
-    ]
-    print_rows(("RUN", "STATE", "KIND", "ATTEMPT", "ORIGIN", "WAITED", "TOOK", "NOTE"), rows)
+    show_runs(settings, runs)
 
 
 @app.command("get")
@@ -144,15 +122,12 @@ def get(settings: Settings, name: RunName) -> None:
     with connected(settings) as server:
         what = f"get run {name!r}"
         run = server.call(server.runs.GetRun, GetRunRequest(name=path), what=what).run
-        if settings.json:
-            print_json(run)
-            return
-        _show(run)
-        if run.attempt:
+        show_run(settings, run)
+        if run.attempt and not settings.json:
             request = ListAttemptsRequest(parent=path)
             answer = server.call(server.runs.ListAttempts, request, what=what)
             print()
-            _print_attempts(answer.attempts)
+            print_attempts(answer.attempts)
 
 
 @app.command("watch")
@@ -225,9 +200,7 @@ def run_job(
     with connected(settings) as server:
         answer = server.call(server.runs.EnqueueRun, request, what=f"run job {job!r}")
         if answer.existing:
-            note(
-                f"the unique key is held: no run was made, this one holds it, {_state(answer.run)}"
-            )
+            note(f"no run was made: this one holds the unique key, {state_of(answer.run)}")
         if watch:
             note(f"run {short_run(answer.run.name)}")
             _follow(settings, server, answer.run.name, timeout)
@@ -246,23 +219,20 @@ def _follow(settings: Settings, server: Any, path: str, timeout: str | None) -> 
         server,
         path,
         timeout_s=None if limit is None else limit.total_seconds(),
-        on_change=lambda run: note(_change(run)),
+        on_change=lambda run: note(describe_change(run)),
     )
-    if settings.json:
-        print_json(run)
-    else:
-        _show(run)
+    show_run(settings, run)
     if not ended:
         raise CliError(
             f"gave up waiting for {short_run(path)}",
-            why=f"it is {_state(run)} after {timeout}",
+            why=f"it is {state_of(run)} after {timeout}",
             hint=f"it goes on; follow it: fencepost runs watch {short_run(path)}",
             exit_code=ExitCode.STILL_RUNNING,
         )
-    if _state(run) != RunState.SUCCEEDED:
+    if state_of(run) != RunState.SUCCEEDED:
         raise CliError(
-            f"run {short_run(path)} is {_state(run)}",
-            why=_remark(run),
+            f"run {short_run(path)} is {state_of(run)}",
+            why=remark(run),
             hint=f"see its attempts: fencepost runs get {short_run(path)}",
             exit_code=ExitCode.RUN_UNSUCCESSFUL,
         )
@@ -270,113 +240,10 @@ def _follow(settings: Settings, server: Any, path: str, timeout: str | None) -> 
 
 def _since(text: str | None) -> str | None:
     """The right side of a "since" condition: an instant, or a duration back from now."""
-    from datetime import UTC, datetime
-
     if text is None:
         return None
     if "T" in text or "-" in text:
-        return "=" + parse_instant("--since", text).isoformat()
-    return "=" + (datetime.now(UTC) - parse_duration("--since", text)).isoformat()
-
-
-def _change(run: "Run") -> str:
-    parts = [_state(run), f"attempt {run.attempt}" if run.attempt else "", _remark(run)]
-    return "  " + " · ".join(part for part in parts if part)
-
-
-def _show(run: "Run") -> None:
-    labels = " ".join(f"{key}={value}" for key, value in sorted(run.labels.items()))
-    failure = run.last_failure
-    print_pairs(
-        [
-            ("run", short_run(run.name)),
-            ("state", _state(run)),
-            ("note", _remark(run)),
-            ("origin", _origin(run)),
-            ("queue", last_part(run.queue)),
-            ("kind", run.kind),
-            ("due", instant(run.key, "scheduled_at")),
-            ("available", instant(run, "available_at")),
-            ("claimed", instant(run, "claimed_at")),
-            ("ended", instant(run, "ended_at")),
-            ("waited", _waited(run)),
-            ("took", _took(run)),
-            ("attempt", str(run.attempt)),
-            ("failures", str(run.failure_count) if run.failure_count else ""),
-            ("worker", last_part(run.worker)),
-            ("progress", f"{run.progress.percent:g}% {run.progress.message}".strip())
-            if run.HasField("progress")
-            else ("progress", ""),
-            ("failure", one_line(f"{failure.code} {failure.message}", 500)),
-            ("payload", run.payload.json),
-            ("result", run.result.json),
-            ("labels", labels),
-        ]
-    )
-
-
-def _print_attempts(attempts: "list[Attempt]") -> None:
-    from fencepost.v1.run_pb2 import AttemptOutcome
-
-    rows = [
-        (
-            str(each.attempt),
-            AttemptOutcome.Name(each.outcome).removeprefix("ATTEMPT_OUTCOME_").lower()
-            if each.outcome
-            else "open",
-            last_part(each.worker),
-            instant(each, "claimed_at"),
-            elapsed(each.claimed_at, each.ended_at) if each.HasField("ended_at") else "",
-            one_line(f"{each.failure.code} {each.failure.message}"),
-        )
-        for each in attempts
-    ]
-    print_rows(("ATTEMPT", "OUTCOME", "WORKER", "CLAIMED", "TOOK", "FAILURE"), rows)
-
-
-def _state(run: "Run") -> str:
-    from fencepost.v1.run_pb2 import RunState as Wire
-
-    return Wire.Name(run.state).removeprefix("RUN_STATE_").lower()
-
-
-def _origin(run: "Run") -> str:
-    from fencepost.v1.run_pb2 import RunOrigin
-
-    return RunOrigin.Name(run.origin).removeprefix("RUN_ORIGIN_").lower().replace("_", " ")
-
-
-def _waited(run: "Run") -> str:
-    if not run.HasField("first_claimed_at"):
-        return ""
-    return elapsed(run.key.scheduled_at, run.first_claimed_at)
-
-
-def _took(run: "Run") -> str:
-    if not (run.HasField("claimed_at") and run.HasField("ended_at")):
-        return ""
-    return elapsed(run.claimed_at, run.ended_at)
-
-
-def _remark(run: "Run") -> str:
-    """Why the run is where it is, in a few words."""
-    from fencepost.v1.run_pb2 import CancelCause, DeadReason
-    from fencepost.v1.schedule_pb2 import SkipReason
-
-    reason = ""
-    if run.dead_reason:
-        reason = DeadReason.Name(run.dead_reason).removeprefix("DEAD_REASON_")
-    elif run.skip_reason:
-        reason = SkipReason.Name(run.skip_reason).removeprefix("SKIP_REASON_")
-    elif run.cancel_cause:
-        reason = CancelCause.Name(run.cancel_cause).removeprefix("CANCEL_CAUSE_")
-    elif _state(run) == RunState.BLOCKED and run.blocked_by:
-        return f"behind {short_run(run.blocked_by)}"
-    elif _state(run) == RunState.RETRYING:
-        reason = f"again at {instant(run, 'available_at')}"
-    failure = run.last_failure
-    said = one_line(f"{failure.code} {failure.message}") if run.HasField("last_failure") else ""
-    if _state(run) in (RunState.SUCCEEDED, RunState.RUNNING):
-        said = ""
-    parts = [reason.lower().replace("_", " ") if reason.isupper() else reason, said]
-    return ": ".join(part for part in parts if part)
+        at = parse_instant("--since", text)
+    else:
+        at = datetime.now(UTC) - parse_duration("--since", text)
+    return at.astimezone(UTC).isoformat().replace("+00:00", "Z")

@@ -123,9 +123,11 @@ def calls_server(command: Callable[Concatenate[Settings, P], None]) -> Callable[
     own = list(inspect.signature(command, eval_str=True).parameters.values())[1:]
     own = [parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY) for parameter in own]
     context = inspect.Parameter("context", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)
-    with_options.__signature__ = inspect.Signature([context, *own, *_OPTIONS])
-    with_options.__annotations__ = {}
-    del with_options.__wrapped__
+    typed: Any = with_options
+    typed.__signature__ = inspect.Signature([context, *own, *_OPTIONS])
+    # typer would look through to the command itself.
+    typed.__annotations__ = {}
+    del typed.__wrapped__
     return with_options
 
 

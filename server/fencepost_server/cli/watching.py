@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 
 from fencepost.v1.run_pb2 import Run
-from fencepost.v1.run_service_pb2 import WaitRunRequest
+from fencepost.v1.run_service_pb2 import WaitRunRequest, WaitRunResponse
 
 from fencepost_server.cli.connection import Connection
 from fencepost_server.cli.failure import CliError, ExitCode, note
@@ -29,7 +29,8 @@ def wait_for_end(
     seen: tuple[int, int] | None = None
     while True:
         left = _POLL_S if deadline is None else min(_POLL_S, deadline - time.monotonic())
-        answer = _poll(server, name, max(left, 0.0))
+        # Before the first answer, a wrong address is likelier than a restart.
+        answer = _poll(server, name, max(left, 0.0), patient=seen is not None)
         now = (answer.run.state, answer.run.attempt)
         if now != seen:
             on_change(answer.run)
@@ -38,26 +39,26 @@ def wait_for_end(
             return answer.run, answer.ended
 
 
-def _poll(server: Connection, name: str, wait_s: float):  # type: ignore[no-untyped-def]
+def _poll(server: Connection, name: str, wait_s: float, *, patient: bool) -> WaitRunResponse:
+    """One long poll; `patient` outlasts a restart of the server."""
     request = WaitRunRequest(name=name)
     request.wait.FromNanoseconds(int(wait_s * 1e9))
-    away_since: float | None = None
+    give_up_at = time.monotonic() + (_AWAY_S if patient else 0)
+    told = False
     while True:
         try:
-            return server.call(
+            answer: WaitRunResponse = server.call(
                 server.runs.WaitRun,
                 request,
                 what=f"watch run {short_run(name)}",
                 timeout_s=wait_s + _ANSWER_S,
             )
         except CliError as error:
-            if error.exit_code is not ExitCode.UNREACHABLE:
+            if error.exit_code is not ExitCode.UNREACHABLE or time.monotonic() > give_up_at:
                 raise
-            now = time.monotonic()
-            if away_since is None:
-                # Nothing was seen yet: more likely a wrong address than a restart.
-                away_since = now
+            if not told:
                 note(f"  {error.why}; trying again")
-            if now - away_since > _AWAY_S:
-                raise
+                told = True
             time.sleep(_RETRY_S)
+        else:
+            return answer

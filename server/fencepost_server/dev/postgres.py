@@ -49,14 +49,20 @@ class EmbeddedPostgres:
     Raises DevError if it cannot start, also when another process uses `data_dir`.
     """
 
-    def __init__(self, data_dir: Path, *, durable: bool, port: int = 0) -> None:
-        """`durable=False` skips every fsync. Port 0 takes a free one at each start."""
+    def __init__(
+        self, data_dir: Path, *, durable: bool, port: int = 0, reset: bool = False
+    ) -> None:
+        """`durable=False` skips every fsync. Port 0 takes a free one at each start.
+
+        `reset` begins with an empty data directory.
+        """
         self.data_dir = data_dir.absolute()
         self.version = ""
         self.origin = ""
         self.port = port
         self._fixed_port = port
         self._durable = durable
+        self._reset = reset
         self._pgdata = self.data_dir / "pgdata"
         self._log_path = self.data_dir / "postgres.log"
         self._account: Account | None = None
@@ -96,6 +102,8 @@ class EmbeddedPostgres:
         try:
             self._take_directory()
             stop_orphan(self._pgdata)
+            if self._reset and self._pgdata.exists():
+                shutil.rmtree(self._pgdata)
             marker = self._pgdata / "PG_VERSION"
             major = int(marker.read_text()) if marker.exists() else None
             self._binaries = find_postgres(self._account, major=major)

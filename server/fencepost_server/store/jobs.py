@@ -39,13 +39,15 @@ class JobRecord:
     queue_id: int
     kind_id: int
     partition_id: int
+    # Of the newest version.
+    has_schedule: bool
 
     @property
     def state(self) -> JobState:
         """Derived from the newest schedule and its next fire."""
         return job_state(
             paused=self.paused,
-            has_schedule=self.spec.schedule is not None,
+            has_schedule=self.has_schedule,
             next_run_at=self.next_run_at,
         )
 
@@ -352,6 +354,7 @@ def _record(row: Row) -> JobRecord:
         queue_id=row["queue_id"],
         kind_id=row["kind_id"],
         partition_id=row["partition_id"],
+        has_schedule=row["has_schedule"],
     )
 
 

@@ -134,7 +134,7 @@ def scanned(
             yield at
 
 
-@settings(max_examples=100, deadline=None, database=None)
+@settings(max_examples=60, deadline=None, database=None)
 @given(
     fields=expressions(),
     place=st.sampled_from(PLACES),
@@ -173,7 +173,7 @@ def planned_fires(rule: CronRule, after: int, until: int, count: int) -> list[in
 SECOND_FIELD = field_of(0, 59)
 
 
-@settings(max_examples=100, deadline=None, database=None)
+@settings(max_examples=60, deadline=None, database=None)
 @given(
     texts=st.lists(st.tuples(SECOND_FIELD, expressions()), min_size=1, max_size=3),
     zone=st.sampled_from(sorted({name for name, _ in PLACES})),
@@ -209,7 +209,7 @@ def test_fires_rise_strictly_and_both_directions_agree(
     assert fires == again.between(start, fires[-1], 20)
 
 
-@settings(max_examples=40, deadline=None, database=None)
+@settings(max_examples=25, deadline=None, database=None)
 @given(fields=expressions(), place=st.sampled_from(PLACES), fold=st.sampled_from(DstFoldPolicy))
 def test_every_nominal_time_is_planned_once_fired_or_with_a_reason(
     fields: tuple[Field, ...], place: tuple[str, str], fold: DstFoldPolicy

@@ -74,11 +74,14 @@ SELECT j.job_id, j.tenant_id, j.name, v.version, j.version AS newest_version, j.
        j.pause_reason, j.trace_context, j.created_at, j.updated_at, v.spec,
        CASE WHEN @with_payload::boolean THEN v.payload END AS payload,
        s.paused, s.next_run_at, s.last_scheduled_at, s.fire_count, s.queue_id, s.kind_id,
-       s.partition_id
+       s.partition_id,
+       newest.spec -> 'schedule' IS NOT NULL AS has_schedule
 FROM fencepost.jobs AS j
 JOIN fencepost.job_schedules AS s USING (job_id)
 JOIN fencepost.job_versions AS v
     ON v.job_id = j.job_id AND v.version = coalesce(@version::int, j.version)
+JOIN fencepost.job_versions AS newest
+    ON newest.job_id = j.job_id AND newest.version = j.version
 WHERE j.job_id = ANY (@job_ids::uuid[]) AND j.deleted_at IS NULL;
 
 -- name: list_jobs

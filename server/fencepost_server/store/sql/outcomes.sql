@@ -38,7 +38,8 @@ WITH ends AS MATERIALIZED (
            payload, labels, progress, result, last_failure, failure_code, timings, cancel_cause,
            cancel_reason, trace_context
     FROM gone
-    WHERE scheduled_at >= @history_from AND scheduled_at < @history_to
+    WHERE scheduled_at >= (SELECT history_from FROM fencepost.shard_state)
+      AND scheduled_at < (SELECT history_until FROM fencepost.shard_state)
 ), strayed AS (
     INSERT INTO fencepost.job_runs_stray
         (job_id, scheduled_at, available_at, created_at, first_claimed_at, claimed_at, ended_at,
@@ -52,7 +53,8 @@ WITH ends AS MATERIALIZED (
            payload, labels, progress, result, last_failure, failure_code, timings, cancel_cause,
            cancel_reason, trace_context
     FROM gone
-    WHERE scheduled_at < @history_from OR scheduled_at >= @history_to
+    WHERE scheduled_at < (SELECT history_from FROM fencepost.shard_state)
+       OR scheduled_at >= (SELECT history_until FROM fencepost.shard_state)
 ), tried AS (
     INSERT INTO fencepost.run_attempts
         (job_id, scheduled_at, attempt, outcome, late, worker_id, claimed_at, ended_at, timings)
@@ -155,7 +157,9 @@ WITH gone AS (
            payload, labels, progress, last_failure, failure_code, cancel_cause, cancel_reason,
            skip_reason, forced, trace_context
     FROM gone
-    WHERE state <> 'dead' AND scheduled_at >= @history_from AND scheduled_at < @history_to
+    WHERE state <> 'dead'
+      AND scheduled_at >= (SELECT history_from FROM fencepost.shard_state)
+      AND scheduled_at < (SELECT history_until FROM fencepost.shard_state)
 ), strayed AS (
     INSERT INTO fencepost.job_runs_stray
         (job_id, scheduled_at, available_at, created_at, first_claimed_at, claimed_at, ended_at,
@@ -169,7 +173,9 @@ WITH gone AS (
            payload, labels, progress, last_failure, failure_code, cancel_cause, cancel_reason,
            skip_reason, forced, trace_context
     FROM gone
-    WHERE state <> 'dead' AND (scheduled_at < @history_from OR scheduled_at >= @history_to)
+    WHERE state <> 'dead'
+      AND (scheduled_at < (SELECT history_from FROM fencepost.shard_state)
+           OR scheduled_at >= (SELECT history_until FROM fencepost.shard_state))
 )
 SELECT job_id, scheduled_at, serial FROM gone;
 

@@ -24,6 +24,10 @@ ORDER BY c.relname;
 UPDATE fencepost.shard_state SET retention_floor = @floor
 WHERE retention_floor < @floor;
 
+-- name: set_history_bounds
+-- The days that have history tables now.
+UPDATE fencepost.shard_state SET history_from = @from_at, history_until = @until_at;
+
 -- name: retention_floor
 -- The instant before which no run is made.
 SELECT retention_floor FROM fencepost.shard_state;

@@ -1,8 +1,9 @@
 """Update masks: which fields of a stored resource a request replaces."""
 
 from collections.abc import Mapping
-from typing import TypeVar
+from typing import TypeVar, cast
 
+from google.protobuf.descriptor import Descriptor
 from google.protobuf.field_mask_pb2 import FieldMask
 from google.protobuf.message import Message
 
@@ -49,7 +50,9 @@ def _paths(
         field = f"update_mask.paths[{index}]"
         if path == "*":
             raise refused(field, path, "either * alone or single paths")
-        if not FieldMask(paths=[path]).IsValidForDescriptor(wanted.DESCRIPTOR):
+        # The stubs do not know that the C descriptor is one too.
+        descriptor = cast("Descriptor", wanted.DESCRIPTOR)
+        if not FieldMask(paths=[path]).IsValidForDescriptor(descriptor):
             known = ", ".join(sorted(changeable))
             raise refused(field, path, f"a path of {wanted.DESCRIPTOR.name}: {known}, or below")
         top = path.partition(".")[0]

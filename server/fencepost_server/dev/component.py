@@ -6,6 +6,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from fencepost_server.dev.child import start_child
 
@@ -13,7 +14,15 @@ from fencepost_server.dev.child import start_child
 _LINES_MAX = 1000
 _POLL_S = 0.1
 
+_LAST_WORDS_S = 2.0
+
 Say = Callable[[str, str], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Child:
+    process: "subprocess.Popen[bytes]"
+    reader: threading.Thread
 
 
 class Components:
@@ -22,18 +31,14 @@ class Components:
     def __init__(self, say: Say) -> None:
         self._say = say
         self._lines: queue.Queue[tuple[str, str]] = queue.Queue(_LINES_MAX)
-        self._running: dict[str, subprocess.Popen[bytes]] = {}
-        self._readers: list[threading.Thread] = []
+        self._running: dict[str, _Child] = {}
 
     def start(self, name: str, argv: Sequence[str], *, env: Mapping[str, str]) -> None:
         """Start a child that is killed outright if this process dies without stopping it."""
-        process = start_child(
-            argv, death_signal=signal.SIGKILL, env=env, stdout=subprocess.PIPE
-        )
-        self._running[name] = process
+        process = start_child(argv, death_signal=signal.SIGKILL, env=env, stdout=subprocess.PIPE)
         reader = threading.Thread(target=self._read, args=(name, process), daemon=True)
+        self._running[name] = _Child(process=process, reader=reader)
         reader.start()
-        self._readers.append(reader)
 
     def relay(self) -> None:
         """Print what was said, waiting a moment for something to be said."""
@@ -45,8 +50,8 @@ class Components:
 
     def ended(self) -> tuple[str, int] | None:
         """Name and exit code of a child that ended since the last call; None: none did."""
-        for name, process in self._running.items():
-            code = process.poll()
+        for name, child in self._running.items():
+            code = child.process.poll()
             if code is not None:
                 self._close(name)
                 return name, code
@@ -57,9 +62,9 @@ class Components:
 
         What it says on the way out is still printed. Not running: no-op.
         """
-        process = self._running.get(name)
-        if process is None:
+        if name not in self._running:
             return True
+        process = self._running[name].process
         process.send_signal(signal.SIGTERM)
         deadline = time.monotonic() + timeout_s
         in_time = True
@@ -73,9 +78,9 @@ class Components:
 
     def kill_all(self) -> None:
         """Nothing may outlive this process, however it ends."""
-        for name, process in list(self._running.items()):
-            process.kill()
-            process.wait()
+        for name, child in list(self._running.items()):
+            child.process.kill()
+            child.process.wait()
             self._close(name)
 
     def _read(self, name: str, process: "subprocess.Popen[bytes]") -> None:
@@ -86,13 +91,12 @@ class Components:
 
     def _close(self, name: str) -> None:
         """Forget a child that has ended, after the last of its lines."""
-        del self._running[name]
-        deadline = time.monotonic() + 2
-        while any(reader.is_alive() for reader in self._readers) and time.monotonic() < deadline:
-            if self._running:
-                break
+        reader = self._running.pop(name).reader
+        # Something it started may hold its output open; that is not waited for.
+        deadline = time.monotonic() + _LAST_WORDS_S
+        while reader.is_alive() and time.monotonic() < deadline:
             self._relay_rest()
-            time.sleep(0.01)
+            reader.join(0.01)
         self._relay_rest()
 
     def _relay_rest(self) -> None:

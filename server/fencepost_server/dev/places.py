@@ -40,7 +40,7 @@ def take_address(listen: str) -> str:
     if not is_loopback(host):
         raise DevError(
             f"cannot listen on {listen}",
-            why="the development server asks nobody who they are, so only this machine may reach it",
+            why="callers are not authenticated, so only this machine may reach it",
             hint="use 127.0.0.1 or localhost; for others to reach: fencepost server --insecure",
         )
     deadline = time.monotonic() + _PORT_WAIT_S

@@ -15,7 +15,7 @@ from fencepost_server.domain.run import Lane, RunKey
 from fencepost_server.domain.schedule import OverlapPolicy, SkipReason
 from fencepost_server.engine.cancel import cancel_overlapped
 from fencepost_server.policy.misfire import Judgement, SkipStretch, judge
-from fencepost_server.policy.overlap import LiveRuns, Placement, place
+from fencepost_server.policy.overlap import LiveRuns, place
 from fencepost_server.policy.schedule import bounded_rule
 from fencepost_server.store.database import Connection, Row
 from fencepost_server.store.statements import load

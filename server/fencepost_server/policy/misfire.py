@@ -90,18 +90,17 @@ def judge(
 
 
 def _keep(
-    rule: Rule, policy: MisfirePolicy, oldest: Instant, newest: Instant, now: Instant
+    rule: Rule, policy: MisfirePolicy, first: Instant, newest: Instant, now: Instant
 ) -> list[Instant]:
-    """The misfires in [oldest, newest] that are run after all, oldest first."""
-    if policy.window is not None:
-        oldest = max(oldest, now - policy.window)
-    if policy.action is MisfireAction.SKIP or newest < oldest:
+    """The misfires in [first, newest] that are run after all, oldest first."""
+    keep_from = first if policy.window is None else max(first, now - policy.window)
+    if policy.action is MisfireAction.SKIP or newest < keep_from:
         return []
     limit = 1 if policy.action is MisfireAction.RUN_ONCE else policy.max_catch_up
     kept = [newest]
-    while len(kept) < limit and kept[-1] > oldest:
-        earlier = rule.prev_before(kept[-1])
-        if earlier is None or earlier < oldest:
+    while len(kept) < limit:
+        earlier = _latest(rule, first, kept[-1])
+        if earlier is None or earlier < keep_from:
             break
         kept.append(earlier)
     kept.reverse()

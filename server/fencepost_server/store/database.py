@@ -18,6 +18,10 @@ from fencepost_server.errors import StorageUnavailable
 from fencepost_server.store.statements import Statement
 
 
+class ConflictError(Exception):
+    """A constraint refused the rows of a statement: a bug, or a race the caller handles."""
+
+
 class Row(Protocol):
     """One row of an answer, read by column name."""
 
@@ -173,9 +177,12 @@ class Database:
 
 @asynccontextmanager
 async def translated() -> AsyncIterator[None]:
-    """Turns "the database is away" into StorageUnavailable; everything else passes."""
+    """Turns "the database is away" into StorageUnavailable, and refusals by constraints into
+    ConflictError; everything else passes."""
     try:
         yield
+    except asyncpg.IntegrityConstraintViolationError as error:
+        raise ConflictError(str(error)) from error
     except asyncpg.PostgresError as error:
         if (error.sqlstate or "").startswith(_AWAY_CODES):
             raise StorageUnavailable from error

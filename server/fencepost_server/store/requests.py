@@ -62,15 +62,16 @@ async def begin(
     if not used:
         return {}
     # A new statement, because the snapshot of the first is older than an answer it waited for.
-    rows = await connection.fetch(
-        _SQL["read_requests"], tenant_id=scope.tenant_id, method=scope.method, request_ids=used
-    )
-    return {
-        row["request_id"]: row["response"]
-        if row["body_hash"] == hashes[row["request_id"]]
-        else reused(row["request_id"])
-        for row in rows
-    }
+    return await _answers(connection, scope, {each: hashes[each] for each in used}, now=now)
+
+
+async def recall(
+    pool: Pool, scope: RequestScope, keys: Sequence[RequestKey], *, now: Instant
+) -> dict[str, bytes | RequestIdReused]:
+    """The first answers, or refusals, of those ids that were used before; waits for nobody."""
+    async with pool.connection() as connection:
+        hashes = {key.request_id: key.body_hash for key in keys}
+        return await _answers(connection, scope, hashes, now=now)
 
 
 async def finish(
@@ -85,6 +86,24 @@ async def finish(
             request_ids=list(answers),
             responses=list(answers.values()),
         )
+
+
+async def _answers(
+    connection: Connection, scope: RequestScope, hashes: Mapping[str, bytes], *, now: Instant
+) -> dict[str, bytes | RequestIdReused]:
+    rows = await connection.fetch(
+        _SQL["read_requests"],
+        tenant_id=scope.tenant_id,
+        method=scope.method,
+        request_ids=list(hashes),
+        now=now,
+    )
+    return {
+        row["request_id"]: row["response"]
+        if row["body_hash"] == hashes[row["request_id"]]
+        else reused(row["request_id"])
+        for row in rows
+    }
 
 
 async def forget_expired(pool: Pool, *, now: Instant, limit: int = 10_000) -> int:

@@ -57,7 +57,7 @@ def rule(
         pytest.param(
             rule("0 * * * *", tz="Australia/Lord_Howe"),
             "2019-10-05T13:59Z",
-            ["2019-10-05T14:00:00Z", "2019-10-05T16:00:00Z", "2019-10-05T17:00:00Z"],
+            ["2019-10-05T14:30:00Z", "2019-10-05T16:00:00Z", "2019-10-05T17:00:00Z"],
             id="every hour on the hour, over a gap of half an hour",
         ),
         pytest.param(

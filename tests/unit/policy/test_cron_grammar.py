@@ -183,10 +183,10 @@ def test_several_expressions_are_a_union() -> None:
 
 
 def test_h_is_the_documented_hash() -> None:
-    # SHA-256 of "acme/report minute" begins with 27be7b9eb7671b9d, of "acme/report hour"
-    # with b3ad8fd834dd9c35, both read as big-endian integers.
-    minute = 0x27BE7B9EB7671B9D % 60
-    hour = 0xB3AD8FD834DD9C35 % 24
+    # SHA-256 of "acme/report minute" begins with 97ce7c6d91e557d2, of "acme/report hour"
+    # with e9d2b365b14a0a14, both read as big-endian integers.
+    minute = 0x97CE7C6D91E557D2 % 60
+    hour = 0xE9D2B365B14A0A14 % 24
     assert (f"{minute} {hour} * * *",) == rule(
         "H H * * *", seed="acme/report"
     ).canonical.expressions

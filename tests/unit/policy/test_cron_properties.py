@@ -77,7 +77,9 @@ def field_of(low: int, high: int) -> st.SearchStrategy[Field]:
 def expressions(draw: st.DrawFn) -> tuple[Field, ...]:
     minute = draw(field_of(0, 59))
     # Near midnight and the usual hours of change, or nothing would be compared.
-    early = field_of(0, 3).filter(lambda field: not field.text.startswith("*"))
+    early = st.lists(st.integers(0, 3), min_size=1, max_size=3).map(
+        lambda values: Field(text=",".join(map(str, values)), values=frozenset(values))
+    )
     hour = draw(st.one_of(field_of(0, 23), early))
     day = draw(st.one_of(st.just(Field(text="*", values=frozenset(range(1, 32)))), field_of(1, 31)))
     weekday = draw(st.one_of(st.just(Field(text="*", values=frozenset(range(7)))), field_of(0, 6)))

@@ -195,23 +195,26 @@ FROM unnest(@job_ids::uuid[], @scheduled_ats::timestamptz[], @attempts::int[], @
 -- name: inspect_runs
 -- Where runs are now: what a refused write is judged by. No row: there is no such run.
 SELECT k.job_id, k.scheduled_at, r.attempt, r.state, r.attempt_open, r.forced, r.cancel_requested,
-       r.cancel_reason, r.cancel_by
+       r.cancel_reason, r.cancel_by, r.failure_code
 FROM unnest(@job_ids::uuid[], @scheduled_ats::timestamptz[]) AS k (job_id, scheduled_at)
 CROSS JOIN LATERAL (
     SELECT q.attempt, q.state, q.attempt_open, false AS forced, q.cancel_requested,
-           q.cancel_reason, q.cancel_by
+           q.cancel_reason, q.cancel_by, q.failure_code
     FROM fencepost.run_queue AS q
     WHERE q.job_id = k.job_id AND q.scheduled_at = k.scheduled_at
     UNION ALL
-    SELECT d.attempt, d.state, false, d.forced, false, d.cancel_reason, NULL
+    SELECT d.attempt, d.state, false, d.forced, false, d.cancel_reason, NULL,
+           d.failure_code
     FROM fencepost.dead_letters AS d
     WHERE d.job_id = k.job_id AND d.scheduled_at = k.scheduled_at
     UNION ALL
-    SELECT h.attempt, h.state, false, h.forced, false, h.cancel_reason, NULL
+    SELECT h.attempt, h.state, false, h.forced, false, h.cancel_reason, NULL,
+           h.failure_code
     FROM fencepost.job_runs AS h
     WHERE h.job_id = k.job_id AND h.scheduled_at = k.scheduled_at
     UNION ALL
-    SELECT s.attempt, s.state, false, s.forced, false, s.cancel_reason, NULL
+    SELECT s.attempt, s.state, false, s.forced, false, s.cancel_reason, NULL,
+           s.failure_code
     FROM fencepost.job_runs_stray AS s
     WHERE s.job_id = k.job_id AND s.scheduled_at = k.scheduled_at
 ) AS r;

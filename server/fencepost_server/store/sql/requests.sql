@@ -13,7 +13,8 @@ RETURNING request_id;
 
 -- name: read_requests
 SELECT request_id, body_hash, response FROM fencepost.requests
-WHERE tenant_id = @tenant_id AND method = @method AND request_id = ANY (@request_ids::text[]);
+WHERE tenant_id = @tenant_id AND method = @method AND request_id = ANY (@request_ids::text[])
+  AND expires_at > @now;
 
 -- name: finish_requests
 -- Stores the first answers; an id without an answer is forgotten, so that its call can be

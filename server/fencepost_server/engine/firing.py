@@ -1,0 +1,224 @@
+"""The scheduler's loop: fires what is due in the owned partitions, then sleeps until the next.
+
+One statement locks, advances and inserts; Python only computes next fires, once per
+distinct (schedule, instant), and hands rows that need thought to `settle`.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+import structlog
+
+from fencepost_server.clock import (
+    DAY,
+    MILLISECOND,
+    MINUTE,
+    SECOND,
+    Clock,
+    Duration,
+    Instant,
+    monotonic,
+)
+from fencepost_server.cluster.ownership import Ownership
+from fencepost_server.domain.run import Lane
+from fencepost_server.domain.schedule import spec_from_json
+from fencepost_server.engine.settle import settle
+from fencepost_server.engine.wake import Wake
+from fencepost_server.errors import StorageUnavailable
+from fencepost_server.policy.cron import CronRule
+from fencepost_server.policy.schedule import compile_rule
+from fencepost_server.policy.zone import tzdata_version
+from fencepost_server.store.database import Database
+from fencepost_server.store.statements import load
+
+_SQL = load("firing")
+_log = structlog.get_logger("firing")
+
+# A pass over many partitions takes few rows of each; a full one gets its own statements.
+_SHARED_BATCH = 64
+_SETTLE_BATCH = 200
+# The bound of due scans trails the last complete pass by this much, because a creation may
+# commit late; a pass without the bound runs every minute.
+_BOUND_LAG: Duration = 30 * SECOND
+_UNBOUNDED_EVERY: Duration = MINUTE
+_RULES_MAX = 50_000
+
+
+class Scheduler:
+    """Fires the partitions this process owns. Run `run` until it is cancelled."""
+
+    def __init__(
+        self,
+        *,
+        database: Database,
+        clock: Clock,
+        ownership: Ownership,
+        wake: Wake,
+        batch_max: int,
+        concurrency: int,
+    ) -> None:
+        """`batch_max` jobs per transaction, `concurrency` transactions side by side."""
+        self._database = database
+        self._clock = clock
+        self._ownership = ownership
+        self._wake = wake
+        self._batch_max = batch_max
+        self._concurrency = concurrency
+        self._woken = asyncio.Event()
+        self._rules: dict[int, CronRule] = {}
+        self._bound: Instant = 0
+        self._unbounded_at = 0
+
+    def wake(self) -> None:
+        """Something may be due earlier than known."""
+        self._woken.set()
+
+    async def run(self, *, poll: Duration, contended: Duration) -> None:
+        """Fire until cancelled. `poll` is the longest sleep, `contended` the one after a pass
+        that found due jobs and could lock none."""
+        prepared = False
+        while True:
+            try:
+                if not prepared:
+                    await self.prepare()
+                    prepared = True
+                pause = await self._pass(poll, contended)
+            except StorageUnavailable as error:
+                _log.warning("storage_unavailable", error=repr(error.__cause__))
+                pause = SECOND
+            if pause > 0:
+                await self._sleep(pause)
+
+    async def prepare(self) -> None:
+        """Forget next fires that were computed with other time zone data."""
+        row = await self._database.requests.fetch_one(
+            _SQL["adopt_tzdata"], version=tzdata_version()
+        )
+        if row is not None and row["changed"]:
+            _log.info("tzdata_adopted", version=tzdata_version())
+
+    async def fire_due(self) -> int:
+        """One pass over everything that is due now; the number of runs made."""
+        now = self._clock.now()
+        due = await self._due_partitions(now)
+        return await self._fire(sorted(due)) if due else 0
+
+    async def _pass(self, poll: Duration, contended: Duration) -> Duration:
+        """One look and what it finds; returns how long to sleep."""
+        self._woken.clear()
+        partitions = sorted(self._ownership.partitions())
+        if not partitions:
+            return poll
+        if monotonic() - self._unbounded_at >= _UNBOUNDED_EVERY:
+            self._bound = 0
+            self._unbounded_at = monotonic()
+        now = self._clock.now()
+        earliest = await self._earliest(partitions)
+        due = [partition for partition, at in earliest.items() if at <= now]
+        if due:
+            fired = await self._fire(due)
+            return 0 if fired else contended
+        self._bound = max(self._bound, now - _BOUND_LAG)
+        following = min(earliest.values(), default=now + poll)
+        # One millisecond of grace, so that the statement's now is not a hair before the fire.
+        return max(MILLISECOND, min(poll, following - now + MILLISECOND))
+
+    async def _sleep(self, pause: Duration) -> None:
+        try:
+            async with asyncio.timeout(pause / SECOND):
+                await self._woken.wait()
+        except TimeoutError:
+            pass
+
+    async def _earliest(self, partitions: Sequence[int]) -> Mapping[int, Instant]:
+        rows = await self._database.hot.fetch(
+            _SQL["next_due"], partitions=partitions, after=self._bound
+        )
+        return {row["partition_id"]: row["next_run_at"] for row in rows}
+
+    async def _due_partitions(self, now: Instant) -> Collection[int]:
+        earliest = await self._earliest(sorted(self._ownership.partitions()))
+        return [partition for partition, at in earliest.items() if at <= now]
+
+    async def _fire(self, due: Sequence[int]) -> int:
+        """Fires everything due in these partitions: a shared batch first, then what is full."""
+        fired, full = await self._fire_batch(due, _SHARED_BATCH)
+        pending = deque(full)
+        counts = [0] * self._concurrency
+
+        async def work(place: int) -> None:
+            while pending:
+                partition = pending.popleft()
+                made, still_full = await self._fire_batch([partition], self._batch_max)
+                counts[place] += made
+                pending.extend(still_full)
+
+        async with asyncio.TaskGroup() as group:
+            for place in range(min(self._concurrency, len(pending))):
+                group.create_task(work(place))
+        return fired + sum(counts)
+
+    async def _fire_batch(self, partitions: Sequence[int], batch_max: int) -> tuple[int, list[int]]:
+        """One statement, and another when next fires had to be computed first.
+
+        Returns the fires decided and the partitions that may have more.
+        """
+        now = self._clock.now()
+        row = await self._database.hot.fetch_one(
+            _SQL["fire_due"], partitions=partitions, after=self._bound, now=now, batch_max=batch_max
+        )
+        assert row is not None
+        decided: int = row["fired"]
+        if row["lanes"]:
+            self._wake.lanes(Lane(*lane) for lane in row["lanes"])
+        learned = False
+        if row["unknown_schedules"]:
+            learned = await self._remember(row["unknown_schedules"], row["unknown_instants"])
+        if row["thoughtful"]:
+            decided += await self._settle([str(job_id) for job_id in row["thoughtful"]])
+        again = set(row["full_partitions"])
+        if learned:
+            again.update(partitions)
+        # Where nothing moved, trying again at once would spin.
+        return decided, sorted(again) if decided or learned else []
+
+    async def _settle(self, job_ids: Sequence[str]) -> int:
+        decided = 0
+        for start in range(0, len(job_ids), _SETTLE_BATCH):
+            batch = job_ids[start : start + _SETTLE_BATCH]
+            async with self._database.requests.transaction() as connection:
+                settled = await settle(connection, job_ids=batch, now=self._clock.now(), wait=False)
+            self._wake.lanes(settled.lanes)
+            decided += len(settled.locked)
+        return decided
+
+    async def _remember(self, schedules: Sequence[int], instants: Sequence[Instant]) -> bool:
+        """Computes next fires and puts them into the memo that the statement joins."""
+        rules = await self._load_rules(schedules)
+        pairs = [(s, at) for s, at in zip(schedules, instants, strict=True) if s in rules]
+        await self._database.hot.execute(
+            _SQL["remember_fires"],
+            schedule_ids=[schedule for schedule, _ in pairs],
+            scheduled_ats=[at for _, at in pairs],
+            next_ats=[rules[schedule].next_after(at) for schedule, at in pairs],
+        )
+        return bool(pairs)
+
+    async def _load_rules(self, schedules: Iterable[int]) -> Mapping[int, CronRule]:
+        missing = {schedule for schedule in schedules if schedule not in self._rules}
+        if missing:
+            if len(self._rules) + len(missing) > _RULES_MAX:
+                self._rules.clear()
+            rows = await self._database.requests.fetch(
+                _SQL["schedule_rules"], schedule_ids=sorted(missing | set(schedules))
+            )
+            for row in rows:
+                rule = compile_rule(spec_from_json(row["rule"]), anchor=0)
+                assert isinstance(rule, CronRule), "only cron rules are interned"
+                self._rules[row["schedule_id"]] = rule
+        return self._rules
+
+    async def forget_old_fires(self) -> None:
+        """Keep the memo small: entries of instants long fired."""
+        await self._database.requests.execute(_SQL["forget_fires"], before=self._clock.now() - DAY)

@@ -1,0 +1,244 @@
+"""Changes of definitions: worked out on what is stored, then stored if that still holds.
+
+Names are interned before the transaction, so the wanted definition must be known before
+the lock; whoever finds the job changed under the lock starts again.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+from fencepost_server.clock import Instant, ceil_second
+from fencepost_server.domain.names import JobName
+from fencepost_server.domain.schedule import IntervalSpec, Schedule
+from fencepost_server.engine.definition import Definition
+from fencepost_server.engine.job_access import (
+    SeenOldError,
+    etag_mismatch,
+    lock_seen,
+    read_named,
+    reread,
+)
+from fencepost_server.engine.job_creation import JobCreation, JobEntry, Origin
+from fencepost_server.engine.settle import Settled, settle
+from fencepost_server.engine.wake import Wake
+from fencepost_server.errors import EtagMismatch, FencepostError, JobAlreadyExists, JobNotFound
+from fencepost_server.policy.schedule import first_fire, validate
+from fencepost_server.store import jobs as store
+from fencepost_server.store import requests
+from fencepost_server.store.catalogue import Catalogue
+from fencepost_server.store.database import Connection, Database
+from fencepost_server.store.jobs import JobRecord, JobSettings
+from fencepost_server.store.requests import RequestKey, RequestScope
+
+_ROUNDS_MAX = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobUpdate:
+    """What UpdateJob asks for; `change` makes the wanted definition of a stored job.
+
+    `create` is the definition that allow_missing makes a job of.
+    """
+
+    name: JobName
+    change: Callable[[JobRecord], Definition]
+    etag: str = ""
+    create: Callable[[], Definition] | None = None
+    request: RequestKey | None = None
+    validate_only: bool = False
+
+
+# The job and whether the call made it, or the stored answer of an earlier call.
+Updated: TypeAlias = tuple[JobRecord, bool] | bytes
+EncodeUpdate: TypeAlias = Callable[[JobRecord, bool], bytes]
+
+
+class _TakenBack(Exception):
+    """Ends a transaction that was only to see what would be stored."""
+
+
+class JobUpdates:
+    """Serves UpdateJob."""
+
+    def __init__(
+        self, *, database: Database, catalogue: Catalogue, creation: JobCreation, wake: Wake
+    ) -> None:
+        self._database = database
+        self._catalogue = catalogue
+        self._creation = creation
+        self._wake = wake
+
+    async def update(self, origin: Origin, asked: JobUpdate, *, encode: EncodeUpdate) -> Updated:
+        """Changes the definition; an identical one changes nothing.
+
+        Raises JobNotFound, EtagMismatch, RequestIdReused, and what the new definition is
+        refused for.
+        """
+        tenant_id = await self._catalogue.tenant_id(asked.name.tenant)
+        scope = RequestScope(tenant_id=tenant_id, method="UpdateJob")
+        for _ in range(_ROUNDS_MAX):
+            try:
+                return await self._update(origin, asked, scope, encode)
+            except SeenOldError:
+                continue
+        raise EtagMismatch(
+            f"{asked.name} was changed by others at the same time; read it and try again",
+            resource=str(asked.name),
+        )
+
+    async def _update(
+        self, origin: Origin, asked: JobUpdate, scope: RequestScope, encode: EncodeUpdate
+    ) -> Updated:
+        """One round: work the change out on what is stored now, then store it if that holds."""
+        try:
+            seen = await self._get(asked.name)
+            if asked.etag and asked.etag != seen.etag:
+                raise etag_mismatch(asked.name, seen)
+            definition = asked.change(seen)
+            schedule = definition.spec.schedule
+            if schedule is not None and schedule != seen.spec.schedule:
+                validate(schedule, origin.now, seed=f"{origin.tenant}/{seen.name}")
+            settings = await self._creation.settings(
+                definition, tenant=origin.tenant, job_name=seen.name
+            )
+        except FencepostError as error:
+            # A call that was answered before gets that answer, whatever has changed since.
+            if asked.request is not None:
+                before = await requests.recall(
+                    self._database.requests, scope, [asked.request], now=origin.now
+                )
+                for answer in before.values():
+                    return _answered(answer)
+            if isinstance(error, JobNotFound) and asked.create is not None:
+                return await self._create_missing(origin, asked, encode)
+            raise
+        changed: tuple[JobRecord, Settled] | bytes
+        try:
+            async with self._database.requests.transaction() as connection:
+                changed = await self._store_update(
+                    connection, origin, asked, scope, encode, seen, definition, settings
+                )
+                if asked.validate_only:
+                    raise _TakenBack
+        except _TakenBack:
+            assert not isinstance(changed, bytes), "a check never asks for stored answers"
+            return changed[0], False
+        if isinstance(changed, bytes):
+            return changed
+        job, settled = changed
+        announce(self._wake, job, settled)
+        return job, False
+
+    async def _store_update(
+        self,
+        connection: Connection,
+        origin: Origin,
+        asked: JobUpdate,
+        scope: RequestScope,
+        encode: EncodeUpdate,
+        seen: JobRecord,
+        definition: Definition,
+        settings: JobSettings,
+    ) -> tuple[JobRecord, Settled] | bytes:
+        request = None if asked.validate_only else asked.request
+        before = await requests.begin(
+            connection, scope, [] if request is None else [request], now=origin.now
+        )
+        for answer in before.values():
+            return _answered(answer)
+        job = await lock_seen(connection, seen)
+        settled = Settled()
+        if not definition.same_as(Definition(spec=job.spec, payload=job.payload)):
+            settled = await _redefine(
+                connection, job, definition, settings, tenant=origin.tenant, now=origin.now
+            )
+            job = await reread(connection, job)
+        if request is not None:
+            await requests.finish(connection, scope, {request.request_id: encode(job, False)})
+        return job, settled
+
+    async def _create_missing(
+        self, origin: Origin, asked: JobUpdate, encode: EncodeUpdate
+    ) -> Updated:
+        assert asked.create is not None
+        entry = JobEntry(job_name=asked.name.job, definition=asked.create(), request=asked.request)
+        (outcome,) = await self._creation.create(
+            origin,
+            [entry],
+            method="UpdateJob",
+            encode=lambda created: encode(created.job, True),
+            validate_only=asked.validate_only,
+        )
+        if isinstance(outcome, FencepostError):
+            if isinstance(outcome, JobAlreadyExists):
+                raise SeenOldError  # Somebody was faster: now it is an update.
+            raise outcome
+        return outcome if isinstance(outcome, bytes) else (outcome.job, True)
+
+    async def _get(self, name: JobName) -> JobRecord:
+        tenant_id = await self._catalogue.tenant_id(name.tenant)
+        async with self._database.requests.connection() as connection:
+            return await read_named(connection, tenant_id, name)
+
+
+def announce(wake: Wake, job: JobRecord, settled: Settled) -> None:
+    """After a commit: the job may be due earlier than before, and runs may be ready."""
+    if job.next_run_at is not None and not job.paused:
+        wake.jobs({job.partition_id})
+    if settled.lanes:
+        wake.lanes(settled.lanes)
+
+
+async def _redefine(
+    connection: Connection,
+    job: JobRecord,
+    definition: Definition,
+    settings: JobSettings,
+    *,
+    tenant: str,
+    now: Instant,
+) -> Settled:
+    """Stores the next version of a locked job; what was due by the old rule is settled first."""
+    schedule = definition.spec.schedule
+    moves = _time_rule(schedule) != _time_rule(job.spec.schedule)
+    settled = Settled()
+    next_run_at = None
+    if moves:
+        # A paused job makes no run now, so all it has passed by is recorded as skipped.
+        settled = await settle(connection, job_ids=[job.job_id], now=now, deleting=job.paused)
+        job = await reread(connection, job)
+        next_run_at = _next_run_at(schedule, job, seed=f"{tenant}/{job.name}", now=now)
+    await store.add_version(connection, job, definition.spec, definition.payload, now=now)
+    await store.redefine(connection, job, settings, moves=moves, next_run_at=next_run_at)
+    if next_run_at is not None and next_run_at <= now:
+        due = await settle(connection, job_ids=[job.job_id], now=now)
+        settled.lanes.update(due.lanes)
+    return settled
+
+
+def _time_rule(schedule: Schedule | None) -> tuple[object, ...] | None:
+    """What decides when a job fires."""
+    if schedule is None:
+        return None
+    return (schedule.spec, schedule.start_at, schedule.end_at, schedule.max_fires)
+
+
+def _next_run_at(
+    schedule: Schedule | None, job: JobRecord, *, seed: str, now: Instant
+) -> Instant | None:
+    """The first fire of a changed rule, never at or before one that was decided already."""
+    if schedule is None or 0 < schedule.max_fires <= job.fire_count:
+        return None
+    if isinstance(schedule.spec, IntervalSpec) and schedule.spec.anchor is None:
+        anchored = replace(schedule.spec, anchor=ceil_second(job.created_at))
+        schedule = replace(schedule, spec=anchored)
+    last = job.last_scheduled_at
+    found = first_fire(schedule, now=now if last is None else max(now, last), seed=seed)
+    return None if found is not None and last is not None and found <= last else found
+
+
+def _answered(answer: bytes | FencepostError) -> bytes:
+    if isinstance(answer, FencepostError):
+        raise answer
+    return answer

@@ -1,0 +1,395 @@
+"""What workers say about attempts: completions, releases and heartbeats, merged over all
+sessions and unary calls of the process into one statement per tick.
+
+The API hands in reports and gets a verdict per report after its commit. A stale attempt
+changes nothing, whoever sends it and however late.
+"""
+
+import asyncio
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+import structlog
+
+from fencepost_server.clock import Clock, Duration, Instant
+from fencepost_server.domain.run import Lane, RunKey, RunState
+from fencepost_server.engine.attempts import Effects, Ended, end_attempts
+from fencepost_server.engine.specs import SpecCache, SpecKey
+from fencepost_server.engine.tick import Ticker
+from fencepost_server.engine.wake import Wake
+from fencepost_server.errors import StorageUnavailable
+from fencepost_server.policy.outcome import Ending
+from fencepost_server.store.database import ConflictError, Database, Row
+from fencepost_server.store.statements import load
+
+_OUTCOMES = load("outcomes")
+_LEASES = load("leases")
+_log = structlog.get_logger("lifecycle")
+
+# Rows that another transaction holds are tried again; after this many ticks the worker is
+# asked to send again.
+_TRIES = 3
+_PENDING_MAX = 20_000
+
+
+class Verdict(IntEnum):
+    """What was done with one report; numbers as in the contract."""
+
+    APPLIED = 1
+    ALREADY_APPLIED = 2
+    STALE_ATTEMPT = 3
+    RUN_TERMINAL = 4
+    NOT_FOUND = 5
+    INVALID = 6
+    RETRY = 7
+
+
+class LeaseLostReason(IntEnum):
+    """Why an attempt is over for its worker; numbers as in the contract."""
+
+    SUPERSEDED = 1
+    RUN_TERMINAL = 2
+    ATTEMPT_TIMEOUT = 3
+    ATTEMPT_CLOSED = 4
+    UNKNOWN_RUN = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """The end of one attempt as a worker tells it. `ending` None: the handler returned.
+
+    Bytes are serialized messages that are kept as they came.
+    """
+
+    key: RunKey
+    attempt: int
+    ending: Ending | None
+    result: bytes | None = None
+    failure: bytes | None = None
+    failure_code: str | None = None
+    timings: bytes | None = None
+    progress: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """A verdict with what the worker is told besides."""
+
+    verdict: Verdict
+    current_attempt: int = 0
+    run_state: RunState | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """One run a worker says it holds, with its progress if that changed."""
+
+    key: RunKey
+    attempt: int
+    progress: bytes | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """What a worker must know about a run it holds: lost, or asked to stop.
+
+    `grace` is what is left before the server ends the run itself.
+    """
+
+    key: RunKey
+    attempt: int
+    lost: LeaseLostReason | None = None
+    current_attempt: int = 0
+    cancel_reason: str = ""
+    grace: Duration = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Renewal:
+    """The answer for one held run: renewed unless `not_renewed`, with a notice if any."""
+
+    notice: Notice | None = None
+    not_renewed: bool = False
+
+
+class Lifecycle:
+    """Two tickers and what they store. Run `run` until it is cancelled."""
+
+    def __init__(
+        self,
+        *,
+        database: Database,
+        clock: Clock,
+        specs: SpecCache,
+        wake: Wake,
+        gather: Duration,
+        batch_max: int,
+    ) -> None:
+        """`gather` and `batch_max` as in `Ticker`."""
+        self._database = database
+        self._clock = clock
+        self._specs = specs
+        self._wake = wake
+        self._reports: Ticker[Report, Judged] = Ticker(
+            self._store_reports, gather=gather, batch_max=batch_max, pending_max=_PENDING_MAX
+        )
+        self._held: Ticker[Held, Renewal] = Ticker(
+            self._store_heartbeats, gather=gather, batch_max=batch_max, pending_max=_PENDING_MAX * 5
+        )
+        # Set when heartbeats could not be stored; read and cleared by the lease keeper.
+        self.heartbeats_failed = False
+        self.serial_ended: list[Callable[[Collection[str]], None]] = []
+
+    async def run(self) -> None:
+        """Store what is submitted."""
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._reports.run())
+            group.create_task(self._held.run())
+
+    async def report(self, reports: Sequence[Report]) -> Sequence[Judged]:
+        """A verdict per report, in order, after its commit.
+
+        Raises StorageUnavailable or ServerOverloaded: nothing was written as far as known.
+        """
+        return await self._reports.submit(reports)
+
+    async def heartbeat(self, held: Sequence[Held]) -> Sequence[Renewal]:
+        """A renewal per held run, in order, after its commit. Raises as `report`."""
+        return await self._held.submit(held)
+
+    async def _store_reports(self, reports: Sequence[Report]) -> Sequence[Judged]:
+        answers: dict[int, Judged] = {}
+        pending = list(range(len(reports)))
+        for _ in range(_TRIES):
+            firsts = self._first_of_each(reports, pending)
+            done = await self._store_successes(
+                [i for i in firsts if reports[i].ending is None], reports
+            )
+            done |= await self._store_others(
+                [i for i in firsts if reports[i].ending is not None], reports
+            )
+            answers |= done
+            pending = [i for i in pending if i not in done]
+            if not pending:
+                break
+            answers |= await self._judge_refused(pending, reports)
+            pending = [i for i in pending if i not in answers]
+            if not pending:
+                break
+        return [answers.get(i, Judged(Verdict.RETRY)) for i in range(len(reports))]
+
+    @staticmethod
+    def _first_of_each(reports: Sequence[Report], pending: Sequence[int]) -> list[int]:
+        """The first report of each attempt, in key order; repeats are judged afterwards."""
+        first: dict[tuple[RunKey, int], int] = {}
+        for i in pending:
+            first.setdefault((reports[i].key, reports[i].attempt), i)
+        return sorted(first.values(), key=lambda i: reports[i].key)
+
+    async def _store_successes(
+        self, picked: Sequence[int], reports: Sequence[Report]
+    ) -> dict[int, Judged]:
+        if not picked:
+            return {}
+        try:
+            rows = await self._database.hot.fetch(
+                _OUTCOMES["succeed_runs"],
+                job_ids=[reports[i].key.job_id for i in picked],
+                scheduled_ats=[reports[i].key.scheduled_at for i in picked],
+                attempts=[reports[i].attempt for i in picked],
+                results=[reports[i].result for i in picked],
+                timings=[reports[i].timings for i in picked],
+                progresses=[reports[i].progress for i in picked],
+                now=self._clock.now(),
+            )
+        except ConflictError as error:
+            return await self._bisect(picked, reports, error)
+        ended = {(str(row["job_id"]), row["scheduled_at"]) for row in rows}
+        serial = {str(row["job_id"]) for row in rows if row["serial"]}
+        self._tell_serial(serial)
+        applied = Judged(Verdict.APPLIED, run_state=RunState.SUCCEEDED)
+        return {i: applied for i in picked if reports[i].key in ended}
+
+    async def _bisect(
+        self, picked: Sequence[int], reports: Sequence[Report], error: ConflictError
+    ) -> dict[int, Judged]:
+        """A key that is in history twice is a bug; it must not hold up the other runs."""
+        if len(picked) == 1:
+            key = reports[picked[0]].key
+            _log.error("end_refused_by_history", run=str(key), error=str(error))
+            return {}
+        middle = len(picked) // 2
+        done = await self._store_successes(picked[:middle], reports)
+        return done | await self._store_successes(picked[middle:], reports)
+
+    async def _store_others(
+        self, picked: Sequence[int], reports: Sequence[Report]
+    ) -> dict[int, Judged]:
+        if not picked:
+            return {}
+        by_key = {reports[i].key: i for i in picked}
+        async with self._database.hot.transaction() as connection:
+            now = self._clock.now()
+            rows = await connection.fetch(
+                _OUTCOMES["lock_open_attempts"],
+                job_ids=[reports[i].key.job_id for i in picked],
+                scheduled_ats=[reports[i].key.scheduled_at for i in picked],
+                attempts=[reports[i].attempt for i in picked],
+            )
+            if not rows:
+                return {}
+            specs = await self._specs.get(
+                {SpecKey(str(row["job_id"]), row["version"]) for row in rows},
+                connection=connection,
+            )
+            ended = [
+                _ended(row, reports[by_key[RunKey(str(row["job_id"]), row["scheduled_at"])]])
+                for row in rows
+            ]
+            effects = await end_attempts(connection, ended, specs, now=now)
+        self.spread(effects, now=now)
+        return {
+            by_key[key]: Judged(Verdict.APPLIED, run_state=state)
+            for key, state in effects.states.items()
+        }
+
+    def spread(self, effects: Effects, *, now: Instant) -> None:
+        """Tell dispatchers and the promoter what a commit of ends has changed."""
+        lanes: dict[bool, set[Lane]] = {True: set(), False: set()}
+        for lane, at in effects.ready.items():
+            if at <= now:
+                lanes[True].add(lane)
+            else:
+                self._wake.lanes([lane], at=at)
+        self._wake.lanes(lanes[True])
+        self._tell_serial(effects.serial_jobs)
+
+    def _tell_serial(self, job_ids: Collection[str]) -> None:
+        if job_ids:
+            for ended in self.serial_ended:
+                ended(job_ids)
+
+    async def _judge_refused(
+        self, picked: Sequence[int], reports: Sequence[Report]
+    ) -> dict[int, Judged]:
+        """Verdicts of protocol S29; an attempt that is still open was only locked just now."""
+        rows = await self._inspect([reports[i].key for i in picked])
+        answers: dict[int, Judged] = {}
+        for i in picked:
+            judged = _judge(rows.get(reports[i].key), reports[i].attempt)
+            if judged is not None:
+                answers[i] = judged
+        return answers
+
+    async def _inspect(self, keys: Sequence[RunKey]) -> dict[RunKey, Row]:
+        rows = await self._database.hot.fetch(
+            _OUTCOMES["inspect_runs"],
+            job_ids=[key.job_id for key in keys],
+            scheduled_ats=[key.scheduled_at for key in keys],
+        )
+        return {RunKey(str(row["job_id"]), row["scheduled_at"]): row for row in rows}
+
+    async def _store_heartbeats(self, held: Sequence[Held]) -> Sequence[Renewal]:
+        try:
+            return await self._renew(held)
+        except StorageUnavailable:
+            self.heartbeats_failed = True
+            raise
+
+    async def _renew(self, held: Sequence[Held]) -> Sequence[Renewal]:
+        answers: dict[int, Renewal] = {}
+        pending = sorted(range(len(held)), key=lambda i: held[i].key)
+        for _ in range(_TRIES):
+            now = self._clock.now()
+            rows = await self._database.hot.fetch(
+                _LEASES["renew_leases"],
+                job_ids=[held[i].key.job_id for i in pending],
+                scheduled_ats=[held[i].key.scheduled_at for i in pending],
+                attempts=[held[i].attempt for i in pending],
+                progresses=[held[i].progress for i in pending],
+                now=now,
+            )
+            renewed = {
+                (str(row["job_id"]), row["scheduled_at"], row["attempt"]): row for row in rows
+            }
+            for i in pending:
+                row = renewed.get((*held[i].key, held[i].attempt))
+                if row is not None:
+                    answers[i] = Renewal(_cancel_notice(held[i], row, now))
+            pending = [i for i in pending if i not in answers]
+            if not pending:
+                break
+            found = await self._inspect([held[i].key for i in pending])
+            for i in pending:
+                notice = _lost_notice(held[i], found.get(held[i].key))
+                if notice is not None:
+                    answers[i] = Renewal(notice)
+            pending = [i for i in pending if i not in answers]
+            if not pending:
+                break
+        return [answers.get(i, Renewal(not_renewed=True)) for i in range(len(held))]
+
+
+def _ended(row: Row, report: Report) -> Ended:
+    assert report.ending is not None
+    return Ended(
+        row=row,
+        ending=report.ending,
+        failure=report.failure,
+        failure_code=report.failure_code,
+        timings=report.timings,
+        progress=report.progress,
+    )
+
+
+def _judge(row: Row | None, attempt: int) -> Judged | None:
+    """The verdict on a report that changed nothing; None: the attempt is open, try again."""
+    if row is None:
+        return Judged(Verdict.NOT_FOUND)
+    state = RunState.of(row["state"])
+    current: int = row["attempt"]
+    if attempt < current:
+        return Judged(Verdict.STALE_ATTEMPT, current_attempt=current, run_state=state)
+    if attempt > current:
+        return Judged(Verdict.INVALID, current_attempt=current, run_state=state)
+    if row["attempt_open"]:
+        return None
+    return Judged(
+        Verdict.RUN_TERMINAL if row["forced"] else Verdict.ALREADY_APPLIED, run_state=state
+    )
+
+
+def _cancel_notice(held: Held, row: Row, now: Instant) -> Notice | None:
+    if not row["cancel_requested"]:
+        return None
+    return Notice(
+        held.key,
+        held.attempt,
+        cancel_reason=row["cancel_reason"] or "",
+        grace=max(0, (row["cancel_by"] or now) - now),
+    )
+
+
+def _lost_notice(held: Held, row: Row | None) -> Notice | None:
+    """Why a held run was not renewed; None: its row was only locked just now."""
+    if row is None:
+        return Notice(held.key, held.attempt, lost=LeaseLostReason.UNKNOWN_RUN)
+    current: int = row["attempt"]
+    if current != held.attempt:
+        reason = (
+            LeaseLostReason.SUPERSEDED if current > held.attempt else LeaseLostReason.UNKNOWN_RUN
+        )
+        return Notice(held.key, held.attempt, lost=reason, current_attempt=current)
+    if row["attempt_open"]:
+        return None
+    if row["forced"]:
+        reason = LeaseLostReason.RUN_TERMINAL
+    elif row["failure_code"] == TIMEOUT_CODE and RunState.of(row["state"]).is_live:
+        reason = LeaseLostReason.ATTEMPT_TIMEOUT
+    else:
+        reason = LeaseLostReason.ATTEMPT_CLOSED
+    return Notice(held.key, held.attempt, lost=reason)
+
+
+TIMEOUT_CODE = "TIMEOUT"

@@ -1,0 +1,136 @@
+"""Takes back what nobody renews: lost leases, attempts past their timeout, cancels past
+their grace. And the lease keeper, which makes it pause after heartbeats could not be stored.
+
+Without the pause one outage of the database would expire every lease and double all work.
+"""
+
+import asyncio
+
+import structlog
+
+from fencepost_server.clock import SECOND, Clock, Duration
+from fencepost_server.domain.run import RunKey
+from fencepost_server.engine.attempts import Ended, end_attempts
+from fencepost_server.engine.lifecycle import TIMEOUT_CODE, Lifecycle
+from fencepost_server.engine.specs import SpecCache, SpecKey
+from fencepost_server.errors import StorageUnavailable
+from fencepost_server.policy.outcome import Cancelled, Ending, Failed, LeaseLost
+from fencepost_server.store.database import Database, Row
+from fencepost_server.store.statements import load
+
+_SQL = load("leases")
+_log = structlog.get_logger("reaper")
+
+_BATCH = 500
+_GAP_S = 10
+
+
+class LeaseKeeper:
+    """Tells the database every second that heartbeats can be stored."""
+
+    def __init__(self, *, database: Database, clock: Clock, lifecycle: Lifecycle) -> None:
+        self._database = database
+        self._clock = clock
+        self._lifecycle = lifecycle
+
+    async def run(self, *, interval: Duration) -> None:
+        """Tick until cancelled."""
+        while True:
+            try:
+                await self.tick()
+            except StorageUnavailable as error:
+                self._lifecycle.heartbeats_failed = True
+                _log.warning("storage_unavailable", error=repr(error.__cause__))
+            await asyncio.sleep(interval / SECOND)
+
+    async def tick(self) -> None:
+        """One tick; after a failure or a gap it stores how long no lease may be lost."""
+        was_away = self._lifecycle.heartbeats_failed
+        await self._database.hot.fetch_one(
+            _SQL["tick_heartbeats"], now=self._clock.now(), gap_s=_GAP_S, was_away=was_away
+        )
+        if was_away:
+            self._lifecycle.heartbeats_failed = False
+            _log.info("reaper_paused")
+
+
+class Reaper:
+    """Looks for lost leases at its own pace; several may run, rows are locked SKIP LOCKED."""
+
+    def __init__(
+        self,
+        *,
+        database: Database,
+        clock: Clock,
+        lifecycle: Lifecycle,
+        specs: SpecCache,
+        heartbeat_interval: Duration,
+        failure: bytes,
+    ) -> None:
+        """`failure` is the serialized failure recorded for an attempt that timed out."""
+        self._database = database
+        self._clock = clock
+        self._lifecycle = lifecycle
+        self._specs = specs
+        self._heartbeat_interval = heartbeat_interval
+        self._failure = failure
+
+    async def run(self, *, interval: Duration) -> None:
+        """Reap until cancelled."""
+        while True:
+            try:
+                await self.reap()
+            except StorageUnavailable as error:
+                _log.warning("storage_unavailable", error=repr(error.__cause__))
+            await asyncio.sleep(interval / SECOND)
+
+    async def reap(self) -> int:
+        """Everything that is lost or overdue now; the number of attempts taken back."""
+        taken = 0
+        while True:
+            batch = await self._reap_batch()
+            taken += batch
+            if batch < _BATCH:
+                return taken
+
+    async def _reap_batch(self) -> int:
+        async with self._database.hot.transaction() as connection:
+            now = self._clock.now()
+            lost = await connection.fetch(_SQL["lock_lost_leases"], runs_max=_BATCH, now=now)
+            taken = {RunKey(str(row["job_id"]), row["scheduled_at"]) for row in lost}
+            overrun = await connection.fetch(
+                _SQL["lock_overrun_attempts"],
+                runs_max=_BATCH,
+                heartbeat_s=self._heartbeat_interval // SECOND,
+                now=now,
+            )
+            ended = [Ended(row=row, ending=LeaseLost()) for row in lost]
+            ended += [
+                self._overrun(row)
+                for row in overrun
+                if RunKey(str(row["job_id"]), row["scheduled_at"]) not in taken
+            ]
+            if not ended:
+                return 0
+            specs = await self._specs.get(
+                {SpecKey(str(each.row["job_id"]), each.row["version"]) for each in ended},
+                connection=connection,
+            )
+            effects = await end_attempts(connection, ended, specs, now=now)
+        self._lifecycle.spread(effects, now=now)
+        for each in ended:
+            _log.info(
+                "lease_lost" if isinstance(each.ending, LeaseLost) else "attempt_overran",
+                run=str(RunKey(str(each.row["job_id"]), each.row["scheduled_at"])),
+                attempt=each.row["attempt"],
+                worker_id=str(each.row["worker_id"]),
+            )
+        return len(ended)
+
+    def _overrun(self, row: Row) -> Ended:
+        ending: Ending
+        if row["cancel_requested"]:
+            ending = Cancelled(forced=True)
+            return Ended(row=row, ending=ending)
+        ending = Failed(code=TIMEOUT_CODE, timed_out=True)
+        return Ended(row=row, ending=ending, failure=self._failure, failure_code=TIMEOUT_CODE)

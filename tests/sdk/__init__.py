@@ -1,0 +1,1 @@
+"""Tests of the Python SDK against a scripted server on a real socket."""

@@ -184,6 +184,8 @@ CREATE TABLE fencepost.run_queue (
     -- The newest attempt may still report.
     attempt_open     boolean NOT NULL DEFAULT false,
     cancel_requested boolean NOT NULL DEFAULT false,
+    -- Written to a stream that broke before a receipt: losing this lease costs no budget.
+    undelivered      boolean NOT NULL DEFAULT false,
     -- Made under a policy that lets runs wait for each other: its end may free another.
     serial           boolean NOT NULL DEFAULT false,
     worker_id        uuid,
@@ -483,6 +485,7 @@ BEGIN
             lease_until = the_now + q.lease_s * interval '1 second',
             claimed_at = the_now,
             first_claimed_at = coalesce(q.first_claimed_at, the_now),
+            undelivered = false,
             worker_id = the_workers[c.place]
         FROM candidates c
         WHERE q.ctid = c.tid AND q.job_id = c.job_id

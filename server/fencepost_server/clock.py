@@ -89,11 +89,8 @@ def format_instant(at: Instant) -> str:
 
     This is the text form inside run keys and run names (protocol N5).
     """
-    fraction = at % SECOND
-    text = to_datetime(at - fraction).strftime("%Y-%m-%dT%H:%M:%S")
-    # strftime does not pad years below 1000 on every platform.
-    text = text.rjust(19, "0")
-    return f"{text}.{fraction:06d}Z" if fraction else f"{text}Z"
+    # isoformat gives four digits of a year, and six of a fraction only when there is one.
+    return f"{to_datetime(at).replace(tzinfo=None).isoformat()}Z"
 
 
 def ceil_second(at: Instant) -> Instant:

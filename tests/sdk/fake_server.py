@@ -11,6 +11,7 @@ import itertools
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import grpc
 import grpc.aio
@@ -32,7 +33,7 @@ class Refusal:
     text: str = "refused by the script"
     details: StatusDetails = field(default_factory=StatusDetails)
 
-    async def abort(self, context: grpc.aio.ServicerContext[object, object]) -> None:
+    async def abort(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         """Ends the call with it."""
         number = self.code.value[0]
         trailer = encode_status(number, self.text, self.details)
@@ -196,7 +197,8 @@ class FakeSession:
         """Reads until the stream ends, one way or the other."""
         reading = asyncio.create_task(self._read(requests))
         try:
-            await asyncio.wait({reading, self._end}, return_when=asyncio.FIRST_COMPLETED)
+            waits: set[asyncio.Future[Any]] = {reading, self._end}
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         finally:
             reading.cancel()
             self.ended = True
@@ -291,6 +293,8 @@ class FakeServer(run_service_pb2_grpc.RunServiceServicer):
         """Statuses for the next unary calls."""
         self.enqueued: list[run_service_pb2.EnqueueRunRequest] = []
         self.batches: list[int] = []
+        self.completed_by_call: list[worker_pb2.Completion] = []
+        self.released_by_call: list[worker_pb2.Release] = []
         self.waits_before_end = 0
         self.work_calls = 0
         self.metadata: list[dict[str, str | bytes]] = []
@@ -329,25 +333,46 @@ class FakeServer(run_service_pb2_grpc.RunServiceServicer):
     ) -> None:
         """A session."""
         self.work_calls += 1
+        await self.changed()
         self.metadata.append(dict(context.invocation_metadata() or ()))
         if self.work_refusals:
-            await self.work_refusals.pop(0).abort(context)  # type: ignore[arg-type]
+            await self.work_refusals.pop(0).abort(context)
         await FakeSession(self, context).serve(request_iterator)
 
-    async def EnqueueRun(  # type: ignore[override]
+    async def BatchCompleteRuns(
+        self,
+        request: run_service_pb2.BatchCompleteRunsRequest,
+        context: grpc.aio.ServicerContext[Any, Any],
+    ) -> run_service_pb2.BatchCompleteRunsResponse:
+        """Applies all."""
+        self.completed_by_call += request.completions
+        verdicts = [a_verdict(completion) for completion in request.completions]
+        return run_service_pb2.BatchCompleteRunsResponse(verdicts=verdicts)
+
+    async def ReleaseRuns(
+        self,
+        request: run_service_pb2.ReleaseRunsRequest,
+        context: grpc.aio.ServicerContext[Any, Any],
+    ) -> run_service_pb2.ReleaseRunsResponse:
+        """Applies all."""
+        self.released_by_call += request.releases
+        verdicts = [a_verdict(release) for release in request.releases]
+        return run_service_pb2.ReleaseRunsResponse(verdicts=verdicts)
+
+    async def EnqueueRun(
         self,
         request: run_service_pb2.EnqueueRunRequest,
-        context: grpc.aio.ServicerContext[object, object],
+        context: grpc.aio.ServicerContext[Any, Any],
     ) -> run_service_pb2.EnqueueRunResponse:
         """Makes a run, or refuses as scripted."""
         self.enqueued.append(request)
         await self._refuse(context)
         return run_service_pb2.EnqueueRunResponse(run=self._make_run(request))
 
-    async def BatchEnqueueRuns(  # type: ignore[override]
+    async def BatchEnqueueRuns(
         self,
         request: run_service_pb2.BatchEnqueueRunsRequest,
-        context: grpc.aio.ServicerContext[object, object],
+        context: grpc.aio.ServicerContext[Any, Any],
     ) -> run_service_pb2.BatchEnqueueRunsResponse:
         """Makes runs; those of a job that ends in "missing" get a problem."""
         await self._refuse(context)
@@ -363,10 +388,10 @@ class FakeServer(run_service_pb2_grpc.RunServiceServicer):
                 outcome.response.run.CopyFrom(self._make_run(entry))
         return answer
 
-    async def WaitRun(  # type: ignore[override]
+    async def WaitRun(
         self,
         request: run_service_pb2.WaitRunRequest,
-        context: grpc.aio.ServicerContext[object, object],
+        context: grpc.aio.ServicerContext[Any, Any],
     ) -> run_service_pb2.WaitRunResponse:
         """Ended once `waits_before_end` polls have gone by."""
         await self._refuse(context)
@@ -376,7 +401,7 @@ class FakeServer(run_service_pb2_grpc.RunServiceServicer):
         run = run_pb2.Run(name=request.name, state=state)
         return run_service_pb2.WaitRunResponse(run=run, ended=ended)
 
-    async def _refuse(self, context: grpc.aio.ServicerContext[object, object]) -> None:
+    async def _refuse(self, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         if self.unary_refusals:
             await self.unary_refusals.pop(0).abort(context)
 
@@ -393,7 +418,7 @@ class FakeServer(run_service_pb2_grpc.RunServiceServicer):
 @asynccontextmanager
 async def serving(server: FakeServer | None = None) -> AsyncIterator[FakeServer]:
     """A fake server on a free port of the loopback interface."""
-    fake = server or FakeServer()
+    fake = server or FakeServer()  # type: ignore[abstract]
     grpc_server = grpc.aio.server()
     run_service_pb2_grpc.add_RunServiceServicer_to_server(fake, grpc_server)
     port = grpc_server.add_insecure_port("127.0.0.1:0")

@@ -12,7 +12,7 @@ from fencepost.v1 import job_pb2, worker_pb2
 
 from tests.sdk.conftest import running
 from tests.sdk.factories import a_cancel, a_lost_lease, an_assignment
-from tests.sdk.fake_server import FakeServer
+from tests.sdk.fake_server import FakeServer, FakeSession
 
 MakeWorker = Callable[..., Worker]
 
@@ -273,6 +273,7 @@ async def test_a_lease_that_cannot_be_renewed_stops_the_handler_before_its_end(
     async with running(worker):
         session = await server.session()
         session.answer_heartbeats = False
+        server.on_hello = _say_nothing  # type: ignore[method-assign]
         run = an_assignment("slow", lease_ttl=2.4, lease_uncertain_action=action)
         given_at = loop.time()
         await session.give(run)
@@ -284,10 +285,9 @@ async def test_a_lease_that_cannot_be_renewed_stops_the_handler_before_its_end(
             assert session.completions == []
         else:
             # Heartbeats are 0.2 s apart, the local deadline is 2 s after receipt.
-            await server.until(lambda: loop.time() - given_at > 2.2 and server.sessions)
+            await session.until(lambda: session.beats and session.beats[-1].at > given_at + 2.2)
             gate.set()
-            session.answer_heartbeats = True
-            await server.until(lambda: any(s.completions for s in server.sessions))
+            await session.until(lambda: session.completions_of(run))
             assert stopped_at == []
 
 
@@ -322,3 +322,7 @@ async def test_a_confirmed_start_waits_for_the_answer_to_its_heartbeat(
         await session.until(lambda: session.credit_limit == 4, "both slots")
     assert started == [1]
     assert session.completions_of(lost) == []
+
+
+async def _say_nothing(session: FakeSession) -> None:
+    """A server that is there and does not answer."""

@@ -24,7 +24,7 @@ from fencepost.outcome import set_timeout, set_timings
 from fencepost.pump import Pump
 from fencepost.roster import Roster
 from fencepost.run_key import run_id
-from fencepost.runner import Runner
+from fencepost.runner import End, Runner
 from fencepost.session import Session
 from fencepost.settings import UNKNOWN_KIND, WorkerSettings
 from fencepost.stats import Stats
@@ -59,7 +59,7 @@ class Engine:
         self.grace = settings.grace
         """Seconds handlers have left once the worker is leaving."""
         self._handlers = handlers
-        self._ends: deque[tuple[Held, worker_pb2.Completion | None]] = deque()
+        self._ends: deque[End] = deque()
         self._collecting = False
         timings = settings.timings
         self.roster = Roster(slots=settings.slots, prefetch=settings.prefetch)
@@ -83,9 +83,9 @@ class Engine:
             timings=timings,
         )
 
-    def report(self, held: Held, completion: worker_pb2.Completion | None) -> None:
-        """A handler has ended; None: it obeyed a cancel. From any thread."""
-        self._ends.append((held, completion))
+    def report(self, ends: list[End]) -> None:
+        """Handlers have ended. From any thread."""
+        self._ends.extend(ends)
         if not self._collecting:
             self._collecting = True
             # After the farewell nobody listens any more, and the server knows.

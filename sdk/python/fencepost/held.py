@@ -21,6 +21,7 @@ class Held:
     """One (run, attempt) from receipt to its final verdict. Owned by the session thread."""
 
     __slots__ = (
+        "_message",
         "assignment",
         "attempt",
         "attempt_deadline",
@@ -31,8 +32,8 @@ class Held:
         "id",
         "lease",
         "lost",
-        "message",
         "needs_confirmation",
+        "phase",
         "progress_stored",
         "received_at",
         "reported",
@@ -53,9 +54,9 @@ class Held:
             received_at + self.attempt_timeout if self.attempt_timeout else float("inf")
         )
         self.lease = Lease.received(assignment, received_at)
-        self.message = worker_pb2.HeldRun(
-            run=assignment.run, attempt=assignment.attempt, phase=BUFFERED
-        )
+        self.phase: worker_pb2.HeldPhase.ValueType = BUFFERED
+        """What the worker is doing with it."""
+        self._message: worker_pb2.HeldRun | None = None  # most runs end before a heartbeat
         self.context = Context(assignment, received_at=received_at, timeout=self.attempt_timeout)
         self.needs_confirmation = assignment.start_mode == job_pb2.START_MODE_CONFIRMED
         self.started_at = 0.0
@@ -72,15 +73,6 @@ class Held:
         """Set and used in the handlers' loop only."""
 
     @property
-    def phase(self) -> worker_pb2.HeldPhase.ValueType:
-        """What the worker is doing with it."""
-        return self.message.phase
-
-    @phase.setter
-    def phase(self, phase: worker_pb2.HeldPhase.ValueType) -> None:
-        self.message.phase = phase
-
-    @property
     def cause(self) -> Cause | None:
         """Why its handler is asked to stop."""
         return self.context.cause
@@ -91,7 +83,12 @@ class Held:
 
     def describe(self) -> worker_pb2.HeldRun:
         """Its line in a heartbeat or an inventory, with progress the server does not know."""
-        context, message = self.context, self.message
+        message = self._message
+        if message is None:
+            message = worker_pb2.HeldRun(run=self.assignment.run, attempt=self.attempt)
+            self._message = message
+        message.phase = self.phase
+        context = self.context
         if context._progress_version > self.progress_stored and context._progress is not None:
             message.progress.CopyFrom(context._progress)
         elif message.HasField("progress"):

@@ -17,8 +17,10 @@ from fencepost.outcome import RunCancelled, refuse, set_error, set_result
 from fencepost.payload import PayloadError, decode_payload
 from fencepost.v1 import worker_pb2
 
-Report = Callable[[Held, worker_pb2.Completion | None], None]
-"""Takes the end of a handler from any thread. None: it obeyed a cancel."""
+End = tuple[Held, worker_pb2.Completion | None]
+"""A handler that has ended. None: it obeyed a cancel."""
+Report = Callable[[list[End]], None]
+"""Takes ends of handlers, from any thread."""
 
 
 class Runner:
@@ -29,6 +31,7 @@ class Runner:
         self._report = report
         self._threads = _Threads(slots, self._run_sync)
         self._started: set[asyncio.Task[None]] = set()
+        self._ends: list[End] = []
         self.max_result_bytes = 256 * 1024
 
     def start(self, runs: list[Held]) -> None:
@@ -75,14 +78,26 @@ class Runner:
             _set_payload_error(completion, held, error)
         except (asyncio.CancelledError, RunCancelled) as error:
             if context.cancelled:
-                self._report(held, None)
+                self._end(held, None)
                 return
             set_error(completion, error)
+        except GeneratorExit:
+            raise  # the loop is gone, and with it everyone to tell
         except BaseException as error:  # noqa: BLE001 - the edge of user code
             set_error(completion, error)
         else:
             set_result(completion, result, self.max_result_bytes)
-        self._report(held, completion)
+        self._end(held, completion)
+
+    def _end(self, held: Held, completion: worker_pb2.Completion | None) -> None:
+        # Handlers that end in one turn of the loop share one wake-up of the session thread.
+        self._ends.append((held, completion))
+        if len(self._ends) == 1:
+            self._loop.call_soon(self._report_ends)
+
+    def _report_ends(self) -> None:
+        ends, self._ends = self._ends, []
+        self._report(ends)
 
     def _run_sync(self, held: Held) -> None:
         context = held.context
@@ -94,7 +109,7 @@ class Runner:
             _set_payload_error(completion, held, error)
         except RunCancelled as error:
             if context.cancelled:
-                self._report(held, None)
+                self._report([(held, None)])
                 return
             set_error(completion, error)
         except BaseException as error:  # noqa: BLE001 - the edge of user code
@@ -103,7 +118,7 @@ class Runner:
             set_result(completion, result, self.max_result_bytes)
         finally:
             _current.reset(token)
-        self._report(held, completion)
+        self._report([(held, completion)])
 
 
 class _InputError(PayloadError):

@@ -20,6 +20,7 @@ CONDITIONS_MAX = 32
 VALUES_MAX = 100
 LABELS_FIELD = "labels"
 
+_NO_FIELDS = frozenset(("AND", "OR", "NOT"))
 _BLANK = re.compile(r"\s*")
 _FIELD = re.compile(r'[A-Za-z_][A-Za-z0-9_]*(?:\.(?:"(?:[^"\\]|\\.)+"|[A-Za-z0-9_./-]+))?')
 _OPERATOR = re.compile(r"!=|<=|>=|=|<|>|:")
@@ -96,6 +97,8 @@ def parse(text: str, fields: Mapping[str, FieldKind]) -> list[Condition]:
     """All conditions of `text`, each of which must hold. Raises FilterNotSupported."""
     if len(text.encode("utf-8", "replace")) > FILTER_BYTES_MAX:
         raise _refused(f"is longer than {FILTER_BYTES_MAX} bytes", "filter")
+    if "\x00" in text:
+        raise _refused("has a NUL character", "filter")
     return _Parser(text, fields).conditions()
 
 
@@ -131,6 +134,12 @@ class _Parser:
         written = self._take(_FIELD)
         if written is None:
             raise self._unexpected("a field name")
+        if written in _NO_FIELDS:
+            raise _refused(
+                f"has {written} at character {self._at - len(written) + 1}: conditions are joined "
+                "by blanks or AND, values of one field by , or (a OR b), and != is the negation",
+                "filter",
+            )
         name, _, key = written.partition(".")
         kind = self._fields.get(written if written in self._fields else name)
         if kind is None or (key and kind.shape is not Shape.LABELS and written not in self._fields):

@@ -3,9 +3,11 @@
 Servicers and everything below raise; nothing but this interceptor catches.
 """
 
+import inspect
 import logging
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
 from typing import Any, NoReturn
 
 import grpc
@@ -26,13 +28,13 @@ _CODES = {code.value[0]: code for code in grpc.StatusCode}
 _log = logging.getLogger(__name__)
 
 
-class StatusInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+class StatusInterceptor(grpc.aio.ServerInterceptor):
     """Ends calls that raise with a status; a bug is logged and told as INTERNAL."""
 
     async def intercept_service(
         self,
         continuation: Callable[
-            [grpc.HandlerCallDetails], Awaitable["grpc.RpcMethodHandler[Any, Any]"]
+            [grpc.HandlerCallDetails], Awaitable["grpc.RpcMethodHandler[Any, Any] | None"]
         ],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:
@@ -47,14 +49,14 @@ class StatusInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
                 if handler.request_streaming
                 else grpc.unary_stream_rpc_method_handler
             )
-            behaviour = _streaming(handler.stream_stream or handler.unary_stream, method)
+            behaviour = _wrapped(handler.stream_stream or handler.unary_stream, method)
         else:
             factory = (
                 grpc.stream_unary_rpc_method_handler
                 if handler.request_streaming
                 else grpc.unary_unary_rpc_method_handler
             )
-            behaviour = _unary(handler.stream_unary or handler.unary_unary, method)
+            behaviour = _wrapped(handler.stream_unary or handler.unary_unary, method)
         return factory(
             behaviour,
             request_deserializer=handler.request_deserializer,
@@ -118,24 +120,32 @@ def as_internal(error: BaseException, method: str) -> InternalError:
     )
 
 
-def _unary(behaviour: Any, method: str) -> Any:
+def _wrapped(behaviour: Any, method: str) -> Any:
+    """Streams of answers are generators, or coroutines that write by themselves."""
+    if inspect.isasyncgenfunction(behaviour):
+        return _generator(behaviour, method)
+    return _coroutine(behaviour, method)
+
+
+def _coroutine(behaviour: Any, method: str) -> Any:
     async def call(request: Any, context: "grpc.aio.ServicerContext[Any, Any]") -> Any:
         try:
             return await behaviour(request, context)
-        except (FencepostError, Exception) as error:  # noqa: BLE001 - the edge; logged there
+        except Exception as error:  # noqa: BLE001 - the edge: answered, and logged if a bug
             await _end(error, context, method)
 
     return call
 
 
-def _streaming(behaviour: Any, method: str) -> Any:
+def _generator(behaviour: Any, method: str) -> Any:
     async def call(
         request: Any, context: "grpc.aio.ServicerContext[Any, Any]"
     ) -> AsyncIterator[Any]:
         try:
-            async for response in behaviour(request, context):
-                yield response
-        except (FencepostError, Exception) as error:  # noqa: BLE001 - the edge; logged there
+            async with aclosing(behaviour(request, context)) as responses:
+                async for response in responses:
+                    yield response
+        except Exception as error:  # noqa: BLE001 - the edge: answered, and logged if a bug
             await _end(error, context, method)
 
     return call

@@ -23,6 +23,19 @@ from fencepost_server.engine.definition import Definition
 from fencepost_server.store.catalogue import queue_not_found
 from fencepost_server.store.jobs import JobRecord
 
+# Fields of a job that UpdateJob changes; together they are a version.
+DEFINITION_FIELDS = frozenset(
+    (
+        "display_name",
+        "description",
+        "labels",
+        "target",
+        "schedule",
+        "payload",
+        "retry_policy",
+        "limits",
+    )
+)
 DISPLAY_NAME_CHARS_MAX = 128
 DESCRIPTION_BYTES_MAX = 4096
 REASON_BYTES_MAX = 256

@@ -1,4 +1,4 @@
-"""How a command ends other than well: an error in four parts, and an exit code for its kind."""
+"""How a command ends other than well: an error in its parts, and an exit code for its kind."""
 
 import sys
 from enum import IntEnum
@@ -25,7 +25,7 @@ class ExitCode(IntEnum):
 
 
 class CliError(Exception):
-    """What failed, why, what to try and where to read; `status` is shown with -v only."""
+    """What failed, why, and what to try; `status` is shown with -v only."""
 
     def __init__(
         self,
@@ -33,7 +33,6 @@ class CliError(Exception):
         *,
         why: str = "",
         hint: str = "",
-        read: str = "",
         exit_code: ExitCode = ExitCode.FAILED,
         status: str = "",
         reason: str = "",
@@ -42,7 +41,6 @@ class CliError(Exception):
         self.what = what
         self.why = why
         self.hint = hint
-        self.read = read
         self.exit_code = exit_code
         self.status = status
         self.reason = reason
@@ -56,7 +54,7 @@ def usage(what: str, *, why: str, hint: str = "") -> CliError:
 def show(error: CliError, *, verbose: bool = False) -> None:
     """Print the parts that are set to standard error."""
     lines = [f"error: {error.what}"]
-    parts = [("why", error.why), ("try", error.hint), ("read", error.read)]
+    parts = [("why", error.why), ("try", error.hint)]
     if verbose:
         parts.append(("status", error.status))
     lines += [f"  {name + ':':<8}{text}" for name, text in parts if text]

@@ -39,7 +39,7 @@ def _run(arguments: list[str]) -> int:
         show(error, verbose=verbose)
         return error.exit_code
     except typer.exceptions.TyperException as error:
-        show(_in_four_parts(error), verbose=verbose)
+        show(_in_parts(error), verbose=verbose)
         return ExitCode.USAGE
     except (KeyboardInterrupt, typer.Abort):
         return ExitCode.INTERRUPTED
@@ -49,7 +49,7 @@ def _run(arguments: list[str]) -> int:
         return ExitCode.DONE
 
 
-def _in_four_parts(error: "TyperException") -> "CliError":
+def _in_parts(error: "TyperException") -> "CliError":
     from fencepost_server.cli.failure import usage
 
     context = getattr(error, "ctx", None)

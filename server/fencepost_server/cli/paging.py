@@ -9,7 +9,7 @@ from fencepost_server.cli.failure import note
 PAGE_SIZE_MAX = 1000
 LIMIT_DEFAULT = 50
 
-_BARE = re.compile(r"^[A-Za-z0-9._:/@+-]+$")
+_BARE = re.compile(r"^[A-Za-z0-9._:/@+-]+\*?$")
 
 
 def collect(fetch: Callable[[int, str], tuple[Sequence[Any], str]], *, limit: int) -> list[Any]:
@@ -33,7 +33,7 @@ def join_filter(
     text: str | None, conditions: Sequence[tuple[str, Sequence[str] | str | None]]
 ) -> str:
     """One filter out of `--filter` and the flags that stand for a condition."""
-    parts = [f"({text})" if " OR " in text else text] if text else []
+    parts = [text] if text else []
     for field, value in conditions:
         values = [value] if isinstance(value, str) else list(value or ())
         if values:

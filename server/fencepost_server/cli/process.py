@@ -81,6 +81,8 @@ def migrate(database_url: DatabaseOption = None) -> None:
     """
     import asyncio
 
+    import asyncpg
+
     from fencepost_server.errors import StorageUnavailable
     from fencepost_server.store import migrate as migrations
 
@@ -96,7 +98,7 @@ def migrate(database_url: DatabaseOption = None) -> None:
             hint="check that Postgres runs where the URL says",
             exit_code=ExitCode.UNREACHABLE,
         ) from error
-    except migrations.MigrationError as error:
+    except (migrations.MigrationError, asyncpg.PostgresError) as error:
         raise CliError(
             "cannot migrate the database", why=str(error), exit_code=ExitCode.CONFLICT
         ) from error

@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+import asyncpg
+
 from fencepost_server.dev.component import Components
 from fencepost_server.dev.errors import DevError
 from fencepost_server.dev.places import accepts, data_dir, take_address
@@ -87,7 +89,7 @@ class Development:
     def _migrate(self, dsn: str) -> None:
         try:
             applied = asyncio.run(migrate(dsn))
-        except (MigrationError, StorageUnavailable) as error:
+        except (MigrationError, StorageUnavailable, asyncpg.PostgresError) as error:
             raise DevError(
                 "cannot bring the database to the newest schema",
                 why=str(error.__cause__ or error),

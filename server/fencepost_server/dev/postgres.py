@@ -39,7 +39,7 @@ _SETTINGS = {
     "log_checkpoints": "off",
 }
 # A crash of the machine may lose everything, and nothing else may: for data of one test run.
-_NOT_DURABLE = {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
+_NOT_DURABLE = {"fsync": "off", "full_page_writes": "off"}
 
 
 class EmbeddedPostgres:

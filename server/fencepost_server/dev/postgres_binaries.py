@@ -57,7 +57,11 @@ def find_postgres(account: Account | None, *, major: int | None) -> PostgresBina
         if missing:
             tried.append(f"{bin_dir} has no {' and no '.join(missing)}")
             continue
-        said = run_as(account, [bin_dir / "postgres", "--version"]).stdout
+        try:
+            said = run_as(account, [bin_dir / "postgres", "--version"]).stdout
+        except OSError as error:
+            tried.append(f"{bin_dir}/postgres cannot be run: {error.strerror}")
+            continue
         match = re.search(r"\(PostgreSQL\) ((\d+)\S*)", said)
         if match is None:
             tried.append(f"{bin_dir}/postgres --version said {said.strip()[:200]!r}")
@@ -103,8 +107,10 @@ def _reachable(install: Path, account: Account | None) -> Path:
         ROOT_CACHE.mkdir(mode=0o755, parents=True, exist_ok=True)
         unfinished = ROOT_CACHE / f"unfinished-{os.getpid()}"
         shutil.rmtree(unfinished, ignore_errors=True)
-        for part in ("bin", "lib", "share"):
-            shutil.copytree(install / part, unfinished / part, symlinks=True)
+        for part in _parts(install):
+            shutil.copytree(
+                install.parents[1] / part, unfinished / part, symlinks=True, dirs_exist_ok=True
+            )
         try:
             unfinished.rename(copy)
         except OSError:
@@ -112,4 +118,17 @@ def _reachable(install: Path, account: Account | None) -> Path:
             shutil.rmtree(unfinished)
             if not copy.is_dir():
                 raise
-    return copy
+    return copy / install.relative_to(install.parents[1])
+
+
+def _parts(install: Path) -> Iterator[Path]:
+    """What belongs to the programs, relative to the folder that packages are installed in.
+
+    Libraries that the wheel brings along lie in a folder beside the package, and the programs
+    find them by their place relative to it.
+    """
+    site = install.parents[1]
+    for part in ("bin", "lib", "share"):
+        yield (install / part).relative_to(site)
+    for libraries in site.glob(f"{_PACKAGE}.libs"):
+        yield libraries.relative_to(site)

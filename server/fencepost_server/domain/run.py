@@ -148,6 +148,14 @@ def trace_id(key: RunKey) -> str:
     return hashlib.sha256(f"{key}/trace".encode()).hexdigest()[:32]
 
 
+def traceparent(key: RunKey, attempt: int) -> str:
+    """The W3C header that stands for an attempt, or with attempt 0 for the run."""
+    text = str(key)
+    trace = hashlib.sha256(f"{text}/trace".encode()).hexdigest()[:32]
+    span = hashlib.sha256(f"{text}/{attempt}".encode()).hexdigest()[:16]
+    return f"00-{trace}-{span}-01"
+
+
 def stable_fraction(*parts: str) -> float:
     """A number in [0, 1) that depends on `parts` alone: all that may look random here."""
     digest = hashlib.sha256("/".join(parts).encode()).digest()

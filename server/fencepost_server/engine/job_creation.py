@@ -197,11 +197,13 @@ class JobCreation:
             batch.outcomes[asked[request_id]] = answer
 
     def _announce(self, batch: _Batch) -> None:
-        made = [each for each in batch.outcomes.values() if isinstance(each, CreatedJob)]
-        self._wake.jobs(
-            {each.job.partition_id for each in made if each.job.next_run_at is not None}
-        )
-        self._wake.lanes(batch.lanes)
+        made = [each.job for each in batch.outcomes.values() if isinstance(each, CreatedJob)]
+        scheduled = {job.partition_id for job in made if job.next_run_at is not None}
+        # No lanes would mean all of them.
+        if scheduled:
+            self._wake.jobs(scheduled)
+        if batch.lanes:
+            self._wake.lanes(batch.lanes)
 
 
 def first_fire_of(schedule: Schedule | None, *, now: Instant, seed: str) -> Instant | None:

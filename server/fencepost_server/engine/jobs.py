@@ -20,7 +20,7 @@ from fencepost_server.engine.job_update import (
     Updated,
     announce,
 )
-from fencepost_server.engine.preview import Preview, preview
+from fencepost_server.engine.preview import Preview, PreviewRange, preview_schedule
 from fencepost_server.engine.settle import Settled, settle
 from fencepost_server.engine.wake import Wake
 from fencepost_server.errors import InvalidField, JobFinished, JobNotFound
@@ -116,7 +116,8 @@ class Jobs:
             if not allow_missing:
                 raise
             return
-        self._wake.lanes(settled.lanes)
+        if settled.lanes:
+            self._wake.lanes(settled.lanes)
 
     async def pause(self, name: JobName, *, reason: str, now: Instant) -> JobRecord:
         """Raises JobNotFound, or JobFinished; a paused job is left as it is."""
@@ -149,16 +150,14 @@ class Jobs:
         *,
         job_name: str,
         schedule: Schedule | None,
-        after: Instant,
-        count: int,
-        now: Instant,
+        wanted: PreviewRange,
     ) -> Preview:
         """Fires of `schedule`, or without one of the schedule stored for `job_name`.
 
         Raises TenantNotFound, JobNotFound, InvalidSchedule, or InvalidField for a job
         without a schedule.
         """
-        anchor, fires_left = now, (schedule.max_fires or None) if schedule else None
+        anchor, fires_left = wanted.now, (schedule.max_fires or None) if schedule else None
         if schedule is None:
             job = await self.get(JobName(tenant=tenant, job=job_name))
             schedule = job.spec.schedule
@@ -174,12 +173,10 @@ class Jobs:
             job_name = job.name
         else:
             await self._catalogue.tenant_id(tenant)
-            validate(schedule, now, seed=f"{tenant}/{job_name}", path="schedule")
-        return preview(
+            validate(schedule, wanted.now, seed=f"{tenant}/{job_name}", path="schedule")
+        return preview_schedule(
             schedule,
-            after=after,
-            count=count,
-            now=now,
+            wanted,
             seed=f"{tenant}/{job_name or _PLACEHOLDER}",
             anchor=anchor,
             fires_left=fires_left,

@@ -158,6 +158,17 @@ class Lifecycle:
         """A renewal per held run, in order, after its commit. Raises as `report`."""
         return await self._held.submit(held)
 
+    async def cut_leases(self, runs: Sequence[tuple[RunKey, int]], *, fuse: Duration) -> None:
+        """Shorten leases to `fuse` from now: their worker may never have heard of them."""
+        runs = sorted(runs)
+        await self._database.hot.execute(
+            _LEASES["cut_leases"],
+            job_ids=[key.job_id for key, _ in runs],
+            scheduled_ats=[key.scheduled_at for key, _ in runs],
+            attempts=[attempt for _, attempt in runs],
+            until=self._clock.now() + fuse,
+        )
+
     async def _store_reports(self, reports: Sequence[Report]) -> Sequence[Judged]:
         answers: dict[int, Judged] = {}
         pending = list(range(len(reports)))

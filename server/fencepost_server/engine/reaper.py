@@ -14,7 +14,7 @@ from fencepost_server.engine.attempts import Ended, end_attempts
 from fencepost_server.engine.lifecycle import TIMEOUT_CODE, Lifecycle
 from fencepost_server.engine.specs import SpecCache, SpecKey
 from fencepost_server.errors import StorageUnavailable
-from fencepost_server.policy.outcome import Cancelled, Ending, Failed, LeaseLost
+from fencepost_server.policy.outcome import Cancelled, Ending, Failed, LeaseLost, Released
 from fencepost_server.store.database import Database, Row
 from fencepost_server.store.statements import load
 
@@ -104,7 +104,7 @@ class Reaper:
                 heartbeat_s=self._heartbeat_interval // SECOND,
                 now=now,
             )
-            ended = [Ended(row=row, ending=LeaseLost()) for row in lost]
+            ended = [Ended(row=row, ending=_loss(row)) for row in lost]
             ended += [
                 self._overrun(row)
                 for row in overrun
@@ -120,7 +120,7 @@ class Reaper:
         self._lifecycle.spread(effects, now=now)
         for each in ended:
             _log.info(
-                "lease_lost" if isinstance(each.ending, LeaseLost) else "attempt_overran",
+                _EVENTS[type(each.ending)],
                 run=str(RunKey(str(each.row["job_id"]), each.row["scheduled_at"])),
                 attempt=each.row["attempt"],
                 worker_id=str(each.row["worker_id"]),
@@ -134,3 +134,16 @@ class Reaper:
             return Ended(row=row, ending=ending)
         ending = Failed(code=TIMEOUT_CODE, timed_out=True)
         return Ended(row=row, ending=ending, failure=self._failure, failure_code=TIMEOUT_CODE)
+
+
+_EVENTS: dict[type[Ending], str] = {
+    LeaseLost: "lease_lost",
+    Released: "undelivered",
+    Failed: "attempt_timed_out",
+    Cancelled: "cancel_forced",
+}
+
+
+def _loss(row: Row) -> Ending:
+    """A run that a broken stream may never have delivered goes back without a mark."""
+    return Released(undelivered=True) if row["undelivered"] else LeaseLost()

@@ -27,9 +27,9 @@ from fencepost_server.policy.zone import (
 
 EXPRESSIONS_MAX = 16
 
-# No date that an expression admits is further away than 40 years; a clock change may
-# swallow some of them.
-_HORIZON = 100 * 366 * DAY_SECONDS
+# The next date that an expression admits is at most 40 years away. Only a rule whose every
+# time falls into a gap that is skipped finds nothing in this span.
+_HORIZON = 48 * 366 * DAY_SECONDS
 # Local times and UTC are never further apart than this.
 _OFFSET_MAX = 2 * DAY_SECONDS
 
@@ -135,11 +135,11 @@ class CronRule:
         Suppressed ones are those that the DST policies rule out; one that another of the
         expressions fires at is not among them.
         """
-        return list(islice(self._plan(after), count))
+        return list(islice(self._plan(after, count), count))
 
-    def _plan(self, after: Instant) -> Iterator[Planned]:
+    def _plan(self, after: Instant, count: int) -> Iterator[Planned]:
         second = max(after // SECOND + 1, FIRST_SECOND)
-        streams = [expression.plan(second) for expression in self._expressions]
+        streams = [expression.plan(second, count) for expression in self._expressions]
         group: list[Planned] = []
         for one in merge(*streams, key=lambda planned: planned.at):
             if group and group[0].at != one.at:
@@ -154,7 +154,7 @@ def _settle(group: list[Planned]) -> Iterator[Planned]:
     fires = [one for one in group if one.skip_reason is None]
     gaps = {one.local_time: one for one in group if one.skip_reason is SkipReason.DST_GAP}
     folds = [one for one in group if one.skip_reason is SkipReason.DST_FOLD]
-    yield from gaps.values()
+    yield from sorted(gaps.values(), key=lambda one: one.local_time)
     if fires:
         yield max(fires, key=lambda one: one.note)
     elif folds:
@@ -235,13 +235,13 @@ class _Expression:
         local = self._times.at_or_after(stretch.start + stretch.offset_before)
         return local is not None and local < stretch.start + stretch.offset
 
-    def plan(self, second: int) -> Iterator[Planned]:
-        """Every fire and every suppressed fire not before `second`."""
+    def plan(self, second: int, gap_max: int) -> Iterator[Planned]:
+        """Every fire and every suppressed fire not before `second`, `gap_max` for each gap."""
         horizon = min(second + _HORIZON, LAST_SECOND)
         while second <= horizon:
             stretch = self._zone.stretch(second)
             if second == stretch.start and not self._elapsed:
-                yield from self._plan_gap(stretch)
+                yield from islice(self._plan_gap(stretch), gap_max)
             local = self._times.at_or_after(second + stretch.offset)
             while local is not None and local < stretch.end + stretch.offset:
                 yield self._plan_local(local, stretch)

@@ -29,12 +29,14 @@ class Failed:
     """The handler, the SDK or a timeout failed the attempt.
 
     `retry_after` is a delay the failure named; `final` says that it asked for no retry.
+    `reported`: the worker says so; a timeout that nobody reported was kept by the server.
     """
 
     code: str
     final: bool = False
     retry_after: Duration | None = None
     timed_out: bool = False
+    reported: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +136,7 @@ def decide(run: OpenAttempt, ending: Ending, policy: RetryPolicy, *, now: Instan
                 lost_lease_count=lost,
                 snooze_count=snoozes,
                 dead_reason=dead,
-                forced=ending.timed_out,
+                forced=ending.timed_out and not ending.reported,
                 late=late,
             )
     return Decision(

@@ -201,7 +201,15 @@ def _validate_spec(spec: Spec, now: Instant, seed: str, path: str) -> None:
     match spec:
         case CronSpec():
             # Not from the cache: its errors would name the path of whoever asked first.
-            compile_cron(spec, seed=seed, path=f"{path}.cron")
+            rule = compile_cron(spec, seed=seed, path=f"{path}.cron")
+            if rule.next_after(now) is None:
+                raise InvalidSchedule(
+                    "expressions: every time falls into an hour that clocks jump over, and "
+                    "dst_gap is SKIP, so it would never fire; allowed: dst_gap RUN_AFTER_GAP, "
+                    "or times that exist",
+                    field=f"{path}.cron.expressions",
+                    time_zone=spec.time_zone,
+                )
         case IntervalSpec():
             if spec.every % SECOND or not EVERY_MIN <= spec.every <= EVERY_MAX:
                 raise _out_of_range(

@@ -36,6 +36,9 @@ class Stretch:
     offset_after: int
 
 
+_NOTHING = Stretch(start=0, end=0, offset=0, offset_before=0, offset_after=0)
+
+
 class Zone:
     """One zone, from `load_zone` or from zone data of one's own."""
 
@@ -45,7 +48,7 @@ class Zone:
         self.name = name
         self._info = info
         # Nearly all questions are about now, so the last answer serves the next one.
-        self._recent = self._find(0)
+        self._recent = _NOTHING
 
     def stretch(self, second: int) -> Stretch:
         """The stretch that holds a UTC second from FIRST_SECOND to LAST_SECOND."""

@@ -1,11 +1,12 @@
 """The tree of commands: what needs no server starts fast, options work in either place."""
 
+import re
 import subprocess
 import sys
 
 import pytest
 from fencepost.v1 import job_service_pb2
-from fencepost_server.cli.tables import one_line, short_seconds
+from fencepost_server.cli.tables import one_line, print_rows, short_seconds
 from fencepost_server.cli.tree import build
 
 from tests.unit.cli.scripted import Run, ScriptedServer
@@ -119,3 +120,22 @@ def test_durations_are_short(seconds: float, expected: str) -> None:
 def test_text_of_others_stays_on_its_line() -> None:
     assert one_line("a\r\n\tb\x1b[2Jc") == "a b [2Jc"
     assert one_line("x" * 90) == "x" * 79 + "…"
+
+
+def test_a_terminal_gets_a_table_that_fits(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "60")
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    print_rows(("RUN", "STATE", "NOTE"), [("hello/2026-12-01T09:00:00Z", "dead", "[b] " * 20)])
+    out = capsys.readouterr().out
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", out)
+    assert "hello/2026-12-01T09:00:00Z" in plain
+    assert "[b]" in plain
+    assert plain != out
+    assert max(len(line) for line in plain.splitlines()) <= 60
+    monkeypatch.setenv("NO_COLOR", "1")
+    print_rows(("RUN", "STATE"), [("hello", "dead")])
+    assert capsys.readouterr().out == "RUN    STATE\nhello  dead\n"

@@ -6,6 +6,9 @@ import pytest
 from fencepost_server.clock import Instant, format_instant, from_datetime
 from fencepost_server.domain.schedule import CronSpec, DstFoldPolicy, DstGapPolicy, SkipReason
 from fencepost_server.policy.cron import CronRule, compile_cron
+from fencepost_server.policy.cron_parse import parse_cron
+
+from tests.unit.policy.posix_zone import zone_of_posix_rule
 
 AFTER, SKIP = DstGapPolicy.RUN_AFTER_GAP, DstGapPolicy.SKIP
 FIRST, LAST, BOTH = DstFoldPolicy.FIRST, DstFoldPolicy.LAST, DstFoldPolicy.BOTH
@@ -72,6 +75,18 @@ def rule(
             id="and over a fold of half an hour",
         ),
         pytest.param(
+            rule("45 1 * * *", tz="Australia/Lord_Howe", fold=FIRST),
+            "2026-04-04T12:00Z",
+            ["2026-04-04T14:45:00Z", "2026-04-05T15:15:00Z"],
+            id="the first pass, half an hour before the last",
+        ),
+        pytest.param(
+            rule("45 1 * * *", tz="Australia/Lord_Howe", fold=LAST),
+            "2026-04-04T12:00Z",
+            ["2026-04-04T15:15:00Z", "2026-04-05T15:15:00Z"],
+            id="the last pass, half an hour after the first",
+        ),
+        pytest.param(
             rule("30 1 * * *", tz="Antarctica/Troll"),
             "2026-03-28T00:00Z",
             ["2026-03-28T01:30:00Z", "2026-03-29T01:00:00Z", "2026-03-29T23:30:00Z"],
@@ -118,6 +133,16 @@ def test_fires(compiled: CronRule, after: str, expected: list[str]) -> None:
     found = compiled.between(instant(after), instant("2050-01-01T00:00Z"), len(expected))
     assert expected == [format_instant(at) for at in found]
     assert found[-2::-1] == [compiled.prev_before(at) for at in found[:0:-1]]
+
+
+def test_a_fold_across_the_turn_of_the_year_in_utc_is_one_fold() -> None:
+    # Clocks go back from 23:30 to 22:30 on 31 December, at 23:30 UTC.
+    zone = zone_of_posix_rule("Test/Year_End", "STD1DST,J60/0,J365/23:30")
+    spec = CronSpec(expressions=("0 23 31 12 *",), time_zone=zone.name)
+    compiled = CronRule(spec, zone, (parse_cron("0 23 31 12 *"),))
+    assert compiled.next_after(instant("2026-12-31T12:00Z")) == instant("2026-12-31T23:00Z")
+    assert compiled.next_after(instant("2026-12-31T23:45Z")) == instant("2027-12-31T23:00Z")
+    assert compiled.prev_before(instant("2027-01-01T00:15Z")) == instant("2026-12-31T23:00Z")
 
 
 def test_a_time_made_by_a_gap_is_not_on_the_hour() -> None:
@@ -214,6 +239,13 @@ def test_a_fire_of_one_expression_wins_over_the_fold_of_another() -> None:
     }
     assert SkipReason.DST_FOLD not in reasons.values()
     assert len(reasons) == 5
+
+
+def test_a_gap_of_thousands_of_times_is_planned_no_further_than_asked() -> None:
+    compiled = rule("59-0 * 2 * * *", "30 * 2 * * *", tz="Europe/Berlin", gap=SKIP)
+    found = compiled.planned(instant("2027-03-28T00:30:00Z"), 4)
+    expected = [f"2027-03-28T02:{clock}" for clock in ("00:00", "00:30", "00:59", "01:00")]
+    assert expected == [one.local_time for one in found]
 
 
 def test_an_every_hour_expression_plans_nothing_suppressed() -> None:

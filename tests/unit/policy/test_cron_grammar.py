@@ -80,6 +80,12 @@ def fires(expression: str, after: str, count: int) -> list[str]:
             id="the fifth Saturday skips months without one",
         ),
         pytest.param(
+            "0 0 * * 5L",
+            "2026-12-01T00:00Z",
+            ["2026-12-25", "2027-01-29", "2027-02-26"],
+            id="the last Friday, six days before the month's end",
+        ),
+        pytest.param(
             "0 0 31W * *",
             "2026-04-01T00:00Z",
             ["2026-05-29", "2026-07-31", "2026-08-31"],

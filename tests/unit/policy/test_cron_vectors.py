@@ -1,19 +1,17 @@
 """The 382 recorded fire-time vectors, each a case of its own."""
 
 import json
-import struct
 from datetime import datetime
-from io import BytesIO
 from pathlib import Path
 from typing import Any
-from zoneinfo import ZoneInfo
 
 import pytest
 from fencepost_server.clock import format_instant, from_datetime
 from fencepost_server.domain.schedule import CronSpec, DstFoldPolicy, DstGapPolicy
 from fencepost_server.policy.cron import CronRule, compile_cron
 from fencepost_server.policy.cron_parse import parse_cron
-from fencepost_server.policy.zone import Zone
+
+from tests.unit.policy.posix_zone import zone_of_posix_rule
 
 VECTORS = [
     json.loads(line)
@@ -30,14 +28,6 @@ FOLDS = {
 # in November 2026, so newer data moves those fires; they are checked against the rule of
 # their own time, which a POSIX string expresses.
 CHANGED_SINCE = {"America/Havana": "CST5CDT,M3.2.0/0,M11.1.0/1"}
-
-
-def zone_of_posix_rule(name: str, rule: str) -> Zone:
-    """A zone that has followed one rule for ever: a TZif file with nothing but a footer."""
-    head = b"TZif2" + bytes(15) + struct.pack(">6l", 0, 0, 0, 0, 1, 4)
-    block = struct.pack(">lbb", 0, 0, 0) + b"UTC\0"
-    data = BytesIO(head + block + head + block + f"\n{rule}\n".encode())
-    return Zone(name, ZoneInfo.from_file(data, key=name))
 
 
 def rule_of(vector: dict[str, Any]) -> CronRule:

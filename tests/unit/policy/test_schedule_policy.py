@@ -7,6 +7,7 @@ import pytest
 from fencepost_server.clock import DAY, HOUR, MILLISECOND, MINUTE, SECOND, Instant, from_datetime
 from fencepost_server.domain.schedule import (
     CronSpec,
+    DstGapPolicy,
     IntervalSpec,
     MisfirePolicy,
     OnceSpec,
@@ -275,6 +276,15 @@ def test_what_is_outside_its_limits_is_refused_by_name(
         validate(schedule, NOW)
     assert type(caught.value) is error
     assert caught.value.field == f"job.schedule.{field}"
+
+
+def test_a_rule_whose_every_time_falls_into_a_skipped_gap_is_refused() -> None:
+    # Clocks in Berlin jump over 02:30 on exactly the last Sunday of March.
+    spec = CronSpec(expressions=("30 2 * 3 SUNL",), time_zone="Europe/Berlin")
+    validate(Schedule(spec=spec), NOW)
+    with pytest.raises(InvalidSchedule, match="would never fire") as caught:
+        validate(Schedule(spec=replace(spec, dst_gap=DstGapPolicy.SKIP)), NOW)
+    assert caught.value.field == "job.schedule.cron.expressions"
 
 
 def test_the_value_of_a_refused_duration_is_told_in_seconds() -> None:

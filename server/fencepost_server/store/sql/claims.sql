@@ -54,6 +54,7 @@ WITH candidates AS MATERIALIZED (
         lease_until = @now + q.lease_s * interval '1 second',
         claimed_at = @now,
         first_claimed_at = coalesce(q.first_claimed_at, @now),
+        undelivered = false,
         worker_id = (@worker_ids::uuid[])[c.place]
     FROM candidates AS c
     WHERE q.ctid = c.tid AND q.job_id = c.job_id
@@ -100,6 +101,7 @@ WITH candidate AS MATERIALIZED (
         lease_until = @now + q.lease_s * interval '1 second',
         claimed_at = @now,
         first_claimed_at = coalesce(q.first_claimed_at, @now),
+        undelivered = false,
         worker_id = @worker_id
     FROM candidate AS c
     WHERE q.ctid = c.tid

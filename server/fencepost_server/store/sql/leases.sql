@@ -19,6 +19,7 @@ UPDATE fencepost.run_queue AS q
 SET state = 'running',
     lease_until = @now + q.lease_s * interval '1 second',
     lost_lease_count = q.lost_lease_count - h.was_lost::int,
+    undelivered = false,
     progress = coalesce(h.progress, q.progress)
 FROM held AS h
 WHERE q.ctid = h.tid AND q.job_id = h.job_id
@@ -38,7 +39,7 @@ WITH held AS MATERIALIZED (
     FOR UPDATE OF q SKIP LOCKED
 )
 UPDATE fencepost.run_queue AS q
-SET lease_until = @until
+SET lease_until = @until, undelivered = true
 FROM held AS h
 WHERE q.ctid = h.tid AND q.job_id = h.job_id;
 
@@ -60,7 +61,7 @@ RETURNING no_reap_until;
 SELECT q.job_id, q.scheduled_at, q.attempt, q.attempt_open, q.state, q.version, q.queue_id,
        q.kind_id, q.priority, q.failure_count, q.lost_lease_count, q.snooze_count,
        q.cancel_requested, q.cancel_cause, q.cancel_reason, q.worker_id, q.claimed_at, q.serial,
-       q.lease_s
+       q.lease_s, q.undelivered
 FROM fencepost.run_queue AS q
 WHERE q.attempt_open AND q.state = 'running' AND q.lease_until < @now
   AND fencepost.clock_agrees(@now)
@@ -75,7 +76,7 @@ FOR UPDATE SKIP LOCKED;
 SELECT q.job_id, q.scheduled_at, q.attempt, q.attempt_open, q.state, q.version, q.queue_id,
        q.kind_id, q.priority, q.failure_count, q.lost_lease_count, q.snooze_count,
        q.cancel_requested, q.cancel_cause, q.cancel_reason, q.worker_id, q.claimed_at, q.serial,
-       q.lease_s
+       q.lease_s, q.undelivered
 FROM fencepost.run_queue AS q
 WHERE q.attempt_open AND q.state = 'running'
   AND (q.claimed_at < @now::timestamptz - (q.attempt_timeout_s + q.cancel_grace_s + @heartbeat_s)

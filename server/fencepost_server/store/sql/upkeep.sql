@@ -65,7 +65,7 @@ WHERE w.ctid = ANY (ARRAY(SELECT x.ctid FROM fencepost.workers AS x
 
 -- name: upsert_workers
 -- What worker processes last said of themselves; one row each, however often they say it.
-INSERT INTO fencepost.workers
+INSERT INTO fencepost.workers AS w_old
     (worker_id, display_name, state, sdk, subscriptions, tenant_ids, labels, slots, held_runs,
      free_credits, session_id, server_id, first_seen_at, last_heartbeat_at)
 SELECT w.worker_id, w.display_name, w.state, w.sdk, w.subscriptions,
@@ -82,9 +82,6 @@ SET display_name = excluded.display_name, state = excluded.state, sdk = excluded
     subscriptions = excluded.subscriptions, tenant_ids = excluded.tenant_ids,
     labels = excluded.labels, slots = excluded.slots, held_runs = excluded.held_runs,
     free_credits = excluded.free_credits, session_id = excluded.session_id,
-    server_id = excluded.server_id, last_heartbeat_at = excluded.last_heartbeat_at;
-
--- name: disconnect_worker
--- Its session ended; a newer one may have taken over.
-UPDATE fencepost.workers SET state = 'disconnected', free_credits = 0
-WHERE worker_id = @worker_id AND session_id = @session_id;
+    server_id = excluded.server_id, last_heartbeat_at = excluded.last_heartbeat_at
+-- A session that ends late must not hide the newer one of the same worker.
+WHERE excluded.state <> 'disconnected' OR w_old.session_id = excluded.session_id;

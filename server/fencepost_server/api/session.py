@@ -1,0 +1,371 @@
+"""One worker session: credits, receipts, heartbeats, completions and drains of one stream.
+
+The stream is a way to talk, never the lease: when it breaks, only what the worker cannot
+have received is taken back (protocol S15).
+"""
+
+import asyncio
+from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import structlog
+from fencepost.v1 import run_service_pb2, worker_pb2
+
+from fencepost_server.api.limits import CREDIT_WINDOW_MAX
+from fencepost_server.api.outbox import WRITE_WAIT_MAX, Outbox
+from fencepost_server.api.wire_worker import (
+    Assignments,
+    Read,
+    read_completion,
+    read_held,
+    read_release,
+    write_notice,
+    write_refusal,
+    write_verdict,
+)
+from fencepost_server.clock import SECOND, Clock, Duration, monotonic
+from fencepost_server.domain.run import RunKey
+from fencepost_server.engine.claims import Claimed
+from fencepost_server.engine.dispatcher import Dispatcher, Subscription
+from fencepost_server.engine.lifecycle import Held, Judged, Lifecycle, Report, Verdict
+from fencepost_server.engine.workers import WorkerMark, WorkerRegistry
+from fencepost_server.errors import (
+    FencepostError,
+    InvalidField,
+    ProtocolViolation,
+    ServerOverloaded,
+    SessionExpired,
+    StorageUnavailable,
+)
+from fencepost_server.policy.outcome import Released
+
+_log = structlog.get_logger("session")
+
+SILENT_AFTER: Duration = 15 * SECOND
+EXPIRED_AFTER: Duration = 30 * SECOND
+RECEIPT_LAG_MAX: Duration = 2 * SECOND
+# What a broken stream leaves a worker to say that it has a run it never receipted.
+UNRECEIPTED_FUSE: Duration = 5 * SECOND
+_MESSAGES_MAX = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionInfo:
+    """Who is on the other side, as its Hello said."""
+
+    session_id: str
+    worker_id: str
+    mark: WorkerMark
+    subscriptions: Mapping[int, Subscription]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionParts:
+    """What every session of a server shares."""
+
+    clock: Clock
+    lifecycle: Lifecycle
+    dispatcher: Dispatcher
+    workers: WorkerRegistry
+    assignments: Assignments
+    settle: "Settlement"
+
+
+class Settlement:
+    """Gives back runs that never reached a worker, also after their session is gone."""
+
+    def __init__(self, *, lifecycle: Lifecycle) -> None:
+        self._lifecycle = lifecycle
+        self._running: set[asyncio.Task[None]] = set()
+
+    def undelivered(self, runs: Sequence[tuple[RunKey, int]]) -> None:
+        """Release runs whose write never began: free at once, no budget used."""
+        if runs:
+            self._start(self._release(runs))
+
+    def unreceipted(self, runs: Sequence[tuple[RunKey, int]]) -> None:
+        """Cut the leases of runs that were written without a receipt."""
+        if runs:
+            self._start(self._lifecycle.cut_leases(runs, fuse=UNRECEIPTED_FUSE))
+
+    async def finish(self) -> None:
+        """Until everything started so far is stored."""
+        await asyncio.gather(*self._running, return_exceptions=True)
+
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        running = asyncio.get_running_loop().create_task(work)
+        self._running.add(running)
+        running.add_done_callback(self._ended)
+
+    def _ended(self, running: asyncio.Task[None]) -> None:
+        self._running.discard(running)
+        if not running.cancelled() and (error := running.exception()) is not None:
+            # Their leases run out by themselves; nothing is lost but time.
+            _log.warning("settlement_failed", error=repr(error))
+
+    async def _release(self, runs: Sequence[tuple[RunKey, int]]) -> None:
+        ending = Released(undelivered=True)
+        await self._lifecycle.report(
+            [Report(key=key, attempt=attempt, ending=ending) for key, attempt in runs]
+        )
+
+
+class Session:
+    """The state of one stream after its Hello. A `Subscriber` of the dispatcher."""
+
+    def __init__(self, info: SessionInfo, parts: SessionParts) -> None:
+        self.info = info
+        self.outbox = Outbox()
+        self._parts = parts
+        self._credit_limit = 0
+        self._sent = 0
+        self._received = 0
+        self._held = 0
+        self._heard_at = monotonic()
+        self._opened_at = monotonic()
+        self._in_flight: dict[tuple[RunKey, int], int] = {}
+        self._bounded = any(each.in_flight_max for each in info.subscriptions.values())
+        self._takes_runs = True
+        self._left = False
+        self._limiter = asyncio.Semaphore(_MESSAGES_MAX)
+        self._group: asyncio.TaskGroup | None = None
+
+    # Subscriber ---------------------------------------------------------------------------
+
+    @property
+    def worker_id(self) -> str:
+        """UUID of the worker process."""
+        return self.info.worker_id
+
+    @property
+    def subscriptions(self) -> Mapping[int, Subscription]:
+        """By queue_id."""
+        return self.info.subscriptions
+
+    def credit(self, queue_id: int) -> int:
+        """How many runs of this queue the session may be sent now."""
+        if not self._takes_runs or monotonic() - self._heard_at > SILENT_AFTER:
+            return 0
+        if self.outbox.receipt_lag() > RECEIPT_LAG_MAX:
+            return 0
+        free = min(self._credit_limit, self._received + CREDIT_WINDOW_MAX) - self._sent
+        bound = self.info.subscriptions[queue_id].in_flight_max
+        if bound:
+            used = sum(1 for queue in self._in_flight.values() if queue == queue_id)
+            free = min(free, bound - used)
+        return free
+
+    def deliver(self, runs: Sequence[Claimed]) -> None:
+        """Send claimed runs; a session that has ended meanwhile gives them back."""
+        keys = [(run.key, run.attempt) for run in runs]
+        if not self._takes_runs:
+            self._parts.settle.undelivered(keys)
+            return
+        self._sent += len(runs)
+        if self._bounded:
+            for run in runs:
+                self._in_flight[run.key, run.attempt] = run.queue_id
+        now = self._parts.clock.now()
+        write = self._parts.assignments.write
+        self.outbox.deal([write(run, now=now) for run in runs], keys)
+
+    # The stream ---------------------------------------------------------------------------
+
+    @property
+    def age(self) -> Duration:
+        """Since it was opened."""
+        return monotonic() - self._opened_at
+
+    def mark(self, state: str) -> WorkerMark:
+        """What the fleet's table says of this worker now."""
+        free = max(0, self._credit_limit - self._sent) if self._takes_runs else 0
+        return replace(self.info.mark, state=state, held_runs=self._held, free_credits=free)
+
+    def stop_taking(self) -> None:
+        """No more runs; what was not yet written goes back."""
+        if not self._takes_runs:
+            return
+        self._takes_runs = False
+        self._parts.dispatcher.unsubscribe(self)
+        self._give_back(self.outbox.drop_unwritten())
+
+    def drain(
+        self,
+        reason: "worker_pb2.ServerDrainReason.ValueType",
+        *,
+        delay: Duration,
+        close_after: Duration,
+    ) -> None:
+        """Ask the worker to move; the stream still takes heartbeats and completions."""
+        self.stop_taking()
+        drain = worker_pb2.ServerDrain(reason=reason)
+        drain.reconnect_delay.FromMicroseconds(delay)
+        drain.close_after.FromMicroseconds(close_after)
+        self.outbox.say(run_service_pb2.WorkResponse(server_drain=drain))
+
+    async def handle(self, requests: Any) -> None:
+        """Take messages until the worker leaves or the stream breaks.
+
+        Raises ProtocolViolation for a broken session rule, SessionExpired after silence.
+        """
+        async with asyncio.TaskGroup() as group:
+            self._group = group
+            watch = group.create_task(self._watch())
+            try:
+                async for request in requests:
+                    self._heard_at = monotonic()
+                    self.take_counters(request)
+                    event = request.WhichOneof("event")
+                    if event == "goodbye":
+                        await self._goodbye(request.goodbye)
+                        break
+                    await self._take_event(event, request)
+            finally:
+                watch.cancel()
+        self._group = None
+
+    def end(self) -> None:
+        """The stream is over, however: settle what the worker cannot have (protocol S15)."""
+        self.stop_taking()
+        if not self._left:
+            self._parts.settle.unreceipted(self.outbox.take_unreceipted())
+        self._parts.workers.left(self.mark("disconnected"))
+
+    def take_counters(self, request: run_service_pb2.WorkRequest) -> None:
+        """Receipts and credit of a message; any message may carry them."""
+        if request.received_batch_seq:
+            self._received += self.outbox.receive_receipt(request.received_batch_seq)
+        limit = request.credit_limit
+        if limit:
+            if limit < self._credit_limit:
+                raise ProtocolViolation(
+                    f"credit_limit: {limit} is lower than {self._credit_limit} before; it never "
+                    "decreases within a session",
+                    field="credit_limit",
+                    rule="S4",
+                )
+            if limit > self._credit_limit:
+                self._credit_limit = limit
+                self._parts.dispatcher.credit_raised()
+
+    async def _take_event(self, event: str | None, request: run_service_pb2.WorkRequest) -> None:
+        match event:
+            case "heartbeat":
+                self._held = len(request.heartbeat.runs)
+                await self._start(self._heartbeat(request.heartbeat))
+            case "completions":
+                await self._start(self._complete(request.completions.completions))
+            case "releases":
+                await self._start(self._release(request.releases.releases))
+            case "drain":
+                self.stop_taking()
+                ack = worker_pb2.DrainAck(last_batch_seq=self.outbox.last_seq)
+                self.outbox.say(run_service_pb2.WorkResponse(drain_ack=ack))
+                self._parts.workers.seen(self.mark("draining"))
+            case "hello":
+                raise ProtocolViolation("hello: only the first message is a Hello", rule="S1")
+            case _:
+                pass  # Credits and receipts alone, or an event of a later revision.
+
+    async def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        """Store without holding up the reader; bounded, so that a flood holds up itself."""
+        assert self._group is not None
+        await self._limiter.acquire()
+        running = self._group.create_task(work)
+        running.add_done_callback(lambda _: self._limiter.release())
+
+    async def _heartbeat(self, heartbeat: worker_pb2.Heartbeat) -> None:
+        ack = worker_pb2.HeartbeatAck(seq=heartbeat.seq)
+        held, unknown = read_inventory(heartbeat.runs)
+        ack.notices.extend(unknown)
+        try:
+            renewals = await self._parts.lifecycle.heartbeat(held)
+        except (StorageUnavailable, ServerOverloaded):
+            ack.not_renewed.extend(run.run for run in heartbeat.runs)
+        else:
+            for each, renewal in zip(held, renewals, strict=True):
+                if renewal.not_renewed:
+                    run = ack.not_renewed.add(job_id=each.key.job_id)
+                    run.scheduled_at.FromMicroseconds(each.key.scheduled_at)
+                elif renewal.notice is not None:
+                    ack.notices.append(write_notice(renewal.notice))
+                    if renewal.notice.lost is not None:
+                        self._in_flight.pop((each.key, each.attempt), None)
+        self.outbox.say(run_service_pb2.WorkResponse(heartbeat_ack=ack))
+        self._parts.workers.seen(self.mark("ready" if self._takes_runs else "draining"))
+
+    async def _complete(self, completions: Sequence[worker_pb2.Completion]) -> None:
+        await self._report(completions, [read_completion(each) for each in completions])
+
+    async def _release(self, releases: Sequence[worker_pb2.Release]) -> None:
+        await self._report(releases, [read_release(each) for each in releases])
+
+    async def _report(
+        self,
+        messages: Sequence[worker_pb2.Completion] | Sequence[worker_pb2.Release],
+        read: Sequence[Read],
+    ) -> None:
+        """Verdicts for entries of one message, after the commit of those that could be read."""
+        verdicts = [
+            write_refusal(message, each)
+            for message, each in zip(messages, read, strict=True)
+            if not isinstance(each, Report)
+        ]
+        reports = [each for each in read if isinstance(each, Report)]
+        judged: Sequence[Judged]
+        try:
+            judged = await self._parts.lifecycle.report(reports)
+        except FencepostError as error:
+            _log.info("reports_put_off", reports=len(reports), error=error.message)
+            judged = [Judged(Verdict.RETRY)] * len(reports)
+        for report, answer in zip(reports, judged, strict=True):
+            verdicts.append(write_verdict(report.key, report.attempt, answer))
+            if self._bounded and answer.verdict is not Verdict.RETRY:
+                self._in_flight.pop((report.key, report.attempt), None)
+        if verdicts:
+            message = worker_pb2.Verdicts(verdicts=verdicts)
+            self.outbox.say(run_service_pb2.WorkResponse(verdicts=message))
+        if self._bounded:
+            self._parts.dispatcher.credit_raised()
+
+    async def _goodbye(self, goodbye: worker_pb2.Goodbye) -> None:
+        """The worker says what it leaves; anything else it was sent, it has dealt with."""
+        self.stop_taking()
+        held, _ = read_inventory(goodbye.abandoned)
+        ending = Released()
+        reports = [Report(key=each.key, attempt=each.attempt, ending=ending) for each in held]
+        await self._parts.lifecycle.report(reports)
+        named = {(each.key, each.attempt) for each in held}
+        unreceipted = [run for run in self.outbox.take_unreceipted() if run not in named]
+        self._parts.settle.unreceipted(unreceipted)
+        self._left = True
+
+    async def _watch(self) -> None:
+        """Ends a silent session and takes back runs that nobody reads."""
+        while True:
+            await asyncio.sleep(0.5)
+            if monotonic() - self._heard_at > EXPIRED_AFTER:
+                raise SessionExpired("nothing was heard of the worker for 30 s")
+            self._give_back(self.outbox.drop_unwritten(older_than=WRITE_WAIT_MAX))
+
+    def _give_back(self, runs: Sequence[tuple[RunKey, int]]) -> None:
+        self._sent -= len(runs)
+        for run in runs:
+            self._in_flight.pop(run, None)
+        self._parts.settle.undelivered(runs)
+
+
+def read_inventory(
+    runs: Sequence[worker_pb2.HeldRun],
+) -> tuple[list[Held], list[worker_pb2.RunNotice]]:
+    """What can be renewed, and a notice for every entry that cannot be a run at all."""
+    held: list[Held] = []
+    unknown: list[worker_pb2.RunNotice] = []
+    for run in runs:
+        try:
+            held.append(read_held(run, field="runs", drop_bad_progress=True))
+        except InvalidField:
+            lost = worker_pb2.LeaseLost(reason=worker_pb2.LEASE_LOST_REASON_UNKNOWN_RUN)
+            unknown.append(worker_pb2.RunNotice(run=run.run, attempt=run.attempt, lease_lost=lost))
+    return held, unknown

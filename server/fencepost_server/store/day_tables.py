@@ -1,0 +1,183 @@
+"""Day tables of history: made ahead, detached and dropped without holding up writers.
+
+Their statements are DDL, which takes no parameters: names and bounds are built here from
+dates alone, and nowhere else.
+"""
+
+import re
+from datetime import date, timedelta
+
+import asyncpg
+import structlog
+
+from fencepost_server.clock import DAY, Instant, to_datetime
+from fencepost_server.store.database import translated
+from fencepost_server.store.statements import load
+
+_SQL = load("upkeep")
+_log = structlog.get_logger("retention")
+
+PARENTS = ("job_runs", "run_attempts")
+_DAY = re.compile(r"^(job_runs|run_attempts)_(\d{8})$")
+_LOCK_TIMEOUT = "200ms"
+
+
+def day_of(at: Instant) -> date:
+    """The UTC day of an instant."""
+    return to_datetime(at).date()
+
+
+def start_of(day: date) -> Instant:
+    """The first instant of a UTC day."""
+    return (day - date(1970, 1, 1)).days * DAY
+
+
+class DayTables:
+    """One connection for DDL, opened for each use. Several servers may do this at once."""
+
+    def __init__(self, dsn: str) -> None:
+        self._dsn = dsn
+
+    async def ensure(self, first: date, last: date) -> list[str]:
+        """Make the missing day tables of [first, last]; returns their names.
+
+        A table is filled in empty and attached with a matching CHECK, so that writers of
+        other days wait for nothing but the catalogue entry.
+        """
+        made: list[str] = []
+        async with translated():
+            connection = await self._connect()
+            try:
+                for parent in PARENTS:
+                    known = set(await self._attached(connection, parent))
+                    day = first
+                    while day <= last:
+                        name = _name(parent, day)
+                        if name not in known:
+                            await self._make(connection, parent, day)
+                            made.append(name)
+                        day += timedelta(days=1)
+            finally:
+                await connection.close()
+        return made
+
+    async def attached_days(self) -> list[date]:
+        """The days that have a history table now."""
+        async with translated():
+            connection = await self._connect()
+            try:
+                names = await self._attached(connection, "job_runs")
+            finally:
+                await connection.close()
+        return sorted(_day(name) for name in names)
+
+    async def drop_before(self, floor: date, *, tables_max: int) -> list[str]:
+        """Drop at most `tables_max` day tables of days before `floor`, oldest first.
+
+        Gives up on a table whose lock does not come at once; the next pass tries again.
+        """
+        dropped: list[str] = []
+        async with translated():
+            connection = await self._connect()
+            try:
+                for parent in PARENTS:
+                    await self._drop_detached(connection, parent)
+                    names = await self._attached(connection, parent)
+                    old = [name for name in names if _day(name) < floor]
+                    for name in old[:tables_max]:
+                        if await self._drop(connection, parent, name):
+                            dropped.append(name)
+            finally:
+                await connection.close()
+        return dropped
+
+    async def vacuum_queue(self) -> None:
+        """The queue turns over faster than the cluster's autovacuum looks at it."""
+        async with translated():
+            connection = await self._connect()
+            try:
+                await connection.execute("VACUUM (SKIP_LOCKED, TRUNCATE off) fencepost.run_queue")
+            finally:
+                await connection.close()
+
+    async def _connect(self) -> "asyncpg.Connection[asyncpg.Record]":
+        return await asyncpg.connect(
+            self._dsn,
+            timeout=5,
+            server_settings={
+                "application_name": "fencepost-retention",
+                "lock_timeout": _LOCK_TIMEOUT,
+                "statement_timeout": "60s",
+                "timezone": "UTC",
+            },
+        )
+
+    async def _attached(
+        self, connection: "asyncpg.Connection[asyncpg.Record]", parent: str
+    ) -> list[str]:
+        rows = await connection.fetch(_SQL["day_tables"].text, f"fencepost.{parent}")
+        return [row["name"] for row in rows if not row["is_detaching"] and _DAY.match(row["name"])]
+
+    async def _make(
+        self, connection: "asyncpg.Connection[asyncpg.Record]", parent: str, day: date
+    ) -> None:
+        column = {"job_runs": "scheduled_at", "run_attempts": "ended_at"}[parent]
+        name = _name(parent, day)
+        low, high = f"{day} 00:00:00+00", f"{day + timedelta(days=1)} 00:00:00+00"
+        try:
+            async with connection.transaction():
+                await connection.execute(
+                    f"CREATE TABLE fencepost.{name} "
+                    f"(LIKE fencepost.{parent} INCLUDING DEFAULTS INCLUDING CONSTRAINTS, "
+                    f"CONSTRAINT day CHECK ({column} >= '{low}' AND {column} < '{high}'))"
+                )
+                await connection.execute(
+                    f"ALTER TABLE fencepost.{parent} ATTACH PARTITION fencepost.{name} "
+                    f"FOR VALUES FROM ('{low}') TO ('{high}')"
+                )
+                await connection.execute(f"ALTER TABLE fencepost.{name} DROP CONSTRAINT day")
+        except (asyncpg.DuplicateTableError, asyncpg.UniqueViolationError):
+            pass  # Another server made it between the look and the CREATE.
+
+    async def _drop(
+        self, connection: "asyncpg.Connection[asyncpg.Record]", parent: str, name: str
+    ) -> bool:
+        try:
+            await connection.execute(
+                f"ALTER TABLE fencepost.{parent} DETACH PARTITION fencepost.{name} CONCURRENTLY"
+            )
+            await connection.execute(f"DROP TABLE IF EXISTS fencepost.{name}")
+        except (asyncpg.LockNotAvailableError, asyncpg.ObjectNotInPrerequisiteStateError) as error:
+            _log.info("day_table_kept", name=name, error=str(error))
+            return False
+        except asyncpg.UndefinedTableError:
+            return False  # Another server was faster.
+        return True
+
+    async def _drop_detached(
+        self, connection: "asyncpg.Connection[asyncpg.Record]", parent: str
+    ) -> None:
+        """What an earlier pass detached, or began to, and could not drop."""
+        rows = await connection.fetch(_SQL["day_tables"].text, f"fencepost.{parent}")
+        for row in rows:
+            if row["is_detaching"]:
+                await connection.execute(
+                    f"ALTER TABLE fencepost.{parent} "
+                    f"DETACH PARTITION fencepost.{row['name']} FINALIZE"
+                )
+        pattern = f"^{parent}_[0-9]{{8}}$"
+        for row in await connection.fetch(_SQL["detached_day_tables"].text, pattern):
+            try:
+                await connection.execute(f"DROP TABLE IF EXISTS fencepost.{row['name']}")
+            except asyncpg.LockNotAvailableError as error:
+                _log.info("day_table_kept", name=row["name"], error=str(error))
+
+
+def _name(parent: str, day: date) -> str:
+    return f"{parent}_{day:%Y%m%d}"
+
+
+def _day(name: str) -> date:
+    match = _DAY.match(name)
+    assert match is not None, f"{name} is not a day table"
+    return date(int(match[2][:4]), int(match[2][4:6]), int(match[2][6:]))

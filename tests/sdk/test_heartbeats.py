@@ -124,7 +124,9 @@ async def test_a_lost_lease_cancels_the_handler_and_nothing_is_completed(
         early, with_ack = an_assignment("stubborn"), an_assignment("stubborn")
         await session.give(early, with_ack)
         await session.until(lambda: session.received_batch_seq == 1)
-        await session.notify(a_lost_lease(early))
+        unknown_reason = a_lost_lease(early)
+        unknown_reason.lease_lost.reason = 77  # type: ignore[assignment]
+        await session.notify(unknown_reason)
         session.notices = [a_lost_lease(with_ack)]
         await session.until(lambda: len(causes) == 2, "both cancels")
         await session.until(lambda: session.credit_limit == 4, "both slots")

@@ -10,7 +10,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import grpc
-from fencepost import Context, Worker
+import pytest
+from fencepost import Cause, Context, Worker
 from fencepost.status import StatusDetails
 from fencepost.v1 import run_service_pb2, worker_pb2
 
@@ -162,3 +163,30 @@ async def test_without_a_stream_the_farewell_goes_by_plain_calls(
     assert [(r.run, r.reason) for r in server.released_by_call] == [
         (slow_run.run, worker_pb2.RELEASE_REASON_SHUTDOWN)
     ]
+
+
+async def test_a_cancelled_worker_gives_everything_back_without_grace(
+    server: FakeServer, make_worker: MakeWorker
+) -> None:
+    worker = make_worker(grace=60.0)
+    causes: list[Cause | None] = []
+
+    @worker.handler("slow")
+    async def slow(ctx: Context) -> None:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            causes.append(ctx.cause)
+            raise
+
+    work = asyncio.create_task(worker.run_async())
+    session = await server.session()
+    run = an_assignment("slow")
+    await session.give(run)
+    await session.until(lambda: session.received_batch_seq == 1)
+    work.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await work
+    assert causes == [Cause.SHUTDOWN]
+    assert session.goodbye is not None
+    assert [held.run for held in session.goodbye.abandoned] == [run.run]

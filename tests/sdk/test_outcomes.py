@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import pytest
@@ -254,3 +255,35 @@ async def test_progress_travels_with_heartbeats_and_the_next_attempt_resumes_fro
         await session.give(second)
         await session.until(lambda: session.completions_of(second))
     assert session.completions[1].success.result.json == '{"page":7}'
+
+
+async def test_what_goes_around_handlers_sees_context_and_exceptions(
+    server: FakeServer, make_worker: MakeWorker
+) -> None:
+    worker = make_worker()
+    events: list[str] = []
+
+    @worker.around
+    @contextmanager
+    def outer(ctx: Context) -> Iterator[None]:
+        events.append(f"outer {ctx.attempt}")
+        try:
+            yield
+        except Retryable as error:
+            events.append(f"saw {error.code}")
+            raise
+
+    @worker.around
+    @contextmanager
+    def inner(ctx: Context) -> Iterator[None]:
+        events.append("inner")
+        yield
+
+    @worker.handler("fail")
+    async def fail() -> None:
+        events.append("handler")
+        raise Retryable("AGAIN")
+
+    completion = await _outcome(server, worker, an_assignment("fail"))
+    assert completion.failure.code == "AGAIN"
+    assert events == ["outer 1", "inner", "handler", "saw AGAIN"]

@@ -7,13 +7,14 @@ from collections.abc import Callable
 
 import grpc
 import pytest
-from fencepost import FailedPrecondition, Timings, Worker
+from fencepost import Client, FailedPrecondition, Timings, Worker
 from fencepost.status import StatusDetails
 from fencepost.v1 import worker_pb2
 
-from tests.sdk.conftest import running
-from tests.sdk.factories import a_key, an_assignment
-from tests.sdk.fake_server import FakeServer, Refusal, a_verdict
+from tests.sdk.conftest import QUICK, running
+from tests.sdk.factories import a_key, a_lost_lease, an_assignment
+from tests.sdk.fake_server import FakeServer, Refusal, a_verdict, serving
+from tests.sdk.proxy import proxying
 
 MakeWorker = Callable[..., Worker]
 
@@ -231,3 +232,84 @@ async def test_a_server_drain_moves_the_worker_without_losing_or_repeating_a_run
 
 def _instants(completions: list[worker_pb2.Completion]) -> set[int]:
     return {c.run.scheduled_at.seconds for c in completions}
+
+
+async def test_a_restarted_server_finds_the_worker_and_its_runs_again() -> None:
+    async with serving() as before:
+        worker = Worker(Client(before.address), slots=2, grace=0, timings=QUICK)
+        gate = asyncio.Event()
+
+        @worker.handler("slow")
+        async def slow() -> None:
+            await gate.wait()
+
+        work = asyncio.create_task(worker.run_async())
+        first = await before.session()
+        run = an_assignment("slow", attempt=7)
+        await first.give(run)
+        await first.until(lambda: first.received_batch_seq == 1)
+    async with serving(port=int(before.address.rpartition(":")[2])) as after:
+        second = await after.session()
+        assert [(h.run, h.attempt) for h in second.hello.inventory] == [(run.run, 7)]
+        gate.set()
+        await second.until(lambda: second.completions_of(run))
+        worker.stop()
+        await asyncio.wait_for(work, 15)
+
+
+async def test_a_lease_lost_while_completing_is_ignored_and_the_verdict_decides(
+    server: FakeServer, make_worker: MakeWorker
+) -> None:
+    server.verdict_of = lambda message: None
+    worker = make_worker()
+    worker.handler("noop")(lambda: None)
+    async with running(worker):
+        session = await server.session()
+        run = an_assignment("noop")
+        await session.give(run)
+        await session.until(lambda: session.completions_of(run))
+        await session.notify(a_lost_lease(run))
+        beats = len(session.beats)
+        await session.until(lambda: len(session.beats) > beats + 1)
+        [held] = session.beats[-1].message.runs
+        assert held.phase == worker_pb2.HELD_PHASE_COMPLETING
+        await session.send_verdict(run, worker_pb2.VERDICT_STALE_ATTEMPT)
+        beats = len(session.beats)
+        await session.until(lambda: len(session.beats) > beats + 1)
+        assert not session.beats[-1].message.runs
+    assert worker.stats.verdicts == {"STALE_ATTEMPT": 1}
+
+
+async def test_a_token_travels_with_every_call(server: FakeServer) -> None:
+    worker = Worker(Client(server.address, token="s3cret"), grace=0, timings=QUICK)
+    worker.handler("noop")(lambda: None)
+    async with running(worker):
+        await server.session()
+    assert server.metadata[0]["authorization"] == "Bearer s3cret"
+
+
+async def test_a_half_open_connection_is_replaced_by_a_new_one(server: FakeServer) -> None:
+    server.heartbeat_ack_timeout = 0.5
+    async with proxying(server.address) as proxy:
+        worker = Worker(Client(proxy.address), slots=2, grace=0, timings=QUICK)
+        starts = 0
+        gate = asyncio.Event()
+
+        @worker.handler("slow")
+        async def slow() -> None:
+            nonlocal starts
+            starts += 1
+            await gate.wait()
+
+        async with running(worker):
+            first = await server.session(1)
+            run = an_assignment("slow")
+            await first.give(run)
+            await first.until(lambda: first.beats_naming(run))
+            server.heartbeat_ack_timeout = 10.0
+            proxy.freeze()
+            second = await server.session(2)
+            assert [h.run for h in second.hello.inventory] == [run.run]
+            gate.set()
+            await second.until(lambda: second.completions_of(run))
+        assert (starts, proxy.connections) == (1, 2)

@@ -222,14 +222,13 @@ class Client:
         started = clock()
         while True:
             left = bound - (clock() - started)
-            poll = max(0.0, min(_POLL, left))
+            poll = max(0.001, min(_POLL, left))  # 0 would mean the server's default
             request = run_service_pb2.WaitRunRequest(name=name, wait=to_duration(poll))
             answer = await self._call(self._runs().WaitRun, request, timeout=poll + _DEADLINE)
             if answer.ended:
                 return answer.run
             if clock() - started >= bound:
-                state = run_pb2.RunState.Name(answer.run.state).removeprefix("RUN_STATE_")
-                raise DeadlineExceeded(f"{name} is still {state} after {bound:g} s")
+                raise DeadlineExceeded(f"{name} had not ended after {bound:g} s")
 
     async def _enqueue_batch(
         self, batch: run_service_pb2.BatchEnqueueRunsRequest

@@ -42,7 +42,9 @@ class Deadlines:
         now = self._loop.time()
         due = [h for h in self._roster if h.next_deadline(self.max_buffer_time) <= now]
         for held in due:
-            self._on_due(held, now)
+            # What was done about one run may have changed another's turn.
+            if held.next_deadline(self.max_buffer_time) <= now:
+                self._on_due(held, now)
         if len(self._roster):
             earliest = min(h.next_deadline(self.max_buffer_time) for h in self._roster)
             self._look_by(max(earliest, now + _MIN_PACE))

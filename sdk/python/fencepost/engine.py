@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from fencepost.connection import Connection
 from fencepost.context import Cause
@@ -18,13 +18,14 @@ from fencepost.deadlines import Deadlines
 from fencepost.durations import duration_seconds, to_duration
 from fencepost.handler import Handler
 from fencepost.held import BUFFERED, COMPLETING, Held, about
+from fencepost.leases import lost_reason
 from fencepost.link import Link
 from fencepost.outbox import Outbox
 from fencepost.outcome import set_timeout, set_timings
 from fencepost.pump import Pump
 from fencepost.roster import Roster
 from fencepost.run_key import run_id
-from fencepost.runner import End, Runner
+from fencepost.runner import Around, End, Runner
 from fencepost.session import Session
 from fencepost.settings import UNKNOWN_KIND, WorkerSettings
 from fencepost.stats import Stats
@@ -45,6 +46,7 @@ class Engine:
         connection: Connection,
         settings: WorkerSettings,
         handlers: dict[str, Handler],
+        around: Sequence[Around],
         user_loop: asyncio.AbstractEventLoop,
         stats: Stats,
     ) -> None:
@@ -68,7 +70,9 @@ class Engine:
             max_bytes=settings.outbox_max_bytes,
             resend_after=timings.resend_after,
         )
-        self.runner = Runner(loop=user_loop, slots=settings.slots, report=self.report)
+        self.runner = Runner(
+            loop=user_loop, slots=settings.slots, around=around, report=self.report
+        )
         self.pump = Pump(self.outbox, loop=self.loop, timings=timings)
         self._verdicts = Verdicts(
             outbox=self.outbox, roster=self.roster, pump=self.pump, stats=stats, loop=self.loop
@@ -171,8 +175,7 @@ class Engine:
                 continue
             which = notice.WhichOneof("notice")
             if which == "lease_lost":
-                reason = worker_pb2.LeaseLostReason.Name(notice.lease_lost.reason)
-                self._lose(held, reason.removeprefix("LEASE_LOST_REASON_"))
+                self._lose(held, lost_reason(notice.lease_lost))
             elif which == "cancel_requested":
                 self._on_cancel_requested(held)
         self.keep_going()

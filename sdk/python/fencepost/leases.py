@@ -54,3 +54,10 @@ def heartbeat_interval(welcome: float, shortest_ttl: float) -> float:
 def ack_timeout(welcome: float, shortest_ttl: float) -> float:
     """Seconds until an unanswered heartbeat means that the session is dead."""
     return min(welcome, shortest_ttl / _ACK_SHARE)
+
+
+def lost_reason(lost: worker_pb2.LeaseLost) -> str:
+    """Why a lease is lost, without prefix; reasons of a newer server read RUN_TERMINAL."""
+    if lost.reason not in worker_pb2.LeaseLostReason.values():
+        return "RUN_TERMINAL"
+    return worker_pb2.LeaseLostReason.Name(lost.reason).removeprefix("LEASE_LOST_REASON_")

@@ -62,7 +62,7 @@ async def say_goodbye(engine: Engine) -> None:
 def _all_told(engine: Engine) -> bool:
     session = engine.link.current
     if session is None or not session.live:
-        return False
+        return not len(engine.outbox) and not len(engine.roster)
     acknowledged = session.drain_ack is not None
     return (
         acknowledged

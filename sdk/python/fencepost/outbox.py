@@ -73,7 +73,8 @@ class Outbox:
     def put(self, held: Held, message: Message) -> None:
         """Adds the end of an attempt; an earlier entry of the same attempt is replaced."""
         entry = Entry(held, message)
-        self.settle(entry.id)
+        if entry.id in self._entries:
+            self.settle(entry.id)
         self._entries[entry.id] = entry
         self._bytes += entry.size
         self._make_ready(entry)

@@ -8,10 +8,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 
-from fencepost.context import _current
+from fencepost.context import Context, _current
 from fencepost.held import Held
 from fencepost.outcome import RunCancelled, refuse, set_error, set_result
 from fencepost.payload import PayloadError, decode_payload
@@ -23,14 +23,28 @@ Report = Callable[[list[End]], None]
 """Takes ends of handlers, from any thread."""
 
 
+Around = Callable[[Context], contextlib.AbstractContextManager[object]]
+"""Makes what is entered around each call of a handler, outermost first."""
+
+_NOTHING = contextlib.nullcontext()
+
+
 class Runner:
     """All methods are for the session thread."""
 
-    def __init__(self, *, loop: asyncio.AbstractEventLoop, slots: int, report: Report) -> None:
+    def __init__(
+        self,
+        *,
+        loop: asyncio.AbstractEventLoop,
+        slots: int,
+        around: Sequence[Around],
+        report: Report,
+    ) -> None:
         self._loop = loop
         self._report = report
+        self._around = tuple(around)
         self._threads = _Threads(slots, self._run_sync)
-        self._started: set[asyncio.Task[None]] = set()
+        self._started: set[Held] = set()  # a loop keeps only weak references to its tasks
         self._ends: list[End] = []
         self.max_result_bytes = 256 * 1024
 
@@ -60,9 +74,8 @@ class Runner:
     def _start_async(self, runs: list[Held]) -> None:
         create = self._loop.create_task
         for held in runs:
-            held.task = task = create(self._run_async(held))
-            self._started.add(task)
-            task.add_done_callback(self._started.discard)
+            held.task = create(self._run_async(held))
+        self._started.update(runs)
 
     def _cancel_async(self, held: Held) -> None:
         if held.task is not None:
@@ -73,7 +86,8 @@ class Runner:
         completion = held.new_completion()
         _current.set(context)
         try:
-            result = await held.handler.function(*_arguments(held))
+            with self._surroundings(context):
+                result = await held.handler.function(*_arguments(held))
         except PayloadError as error:
             _set_payload_error(completion, held, error)
         except (asyncio.CancelledError, RunCancelled) as error:
@@ -89,8 +103,21 @@ class Runner:
             set_result(completion, result, self.max_result_bytes)
         self._end(held, completion)
 
+    def _surroundings(self, context: Context) -> contextlib.AbstractContextManager[object]:
+        if not self._around:
+            return _NOTHING
+        stack = contextlib.ExitStack()
+        try:
+            for around in self._around:
+                stack.enter_context(around(context))
+        except BaseException:
+            stack.close()
+            raise
+        return stack
+
     def _end(self, held: Held, completion: worker_pb2.Completion | None) -> None:
         # Handlers that end in one turn of the loop share one wake-up of the session thread.
+        self._started.discard(held)
         self._ends.append((held, completion))
         if len(self._ends) == 1:
             self._loop.call_soon(self._report_ends)
@@ -104,7 +131,8 @@ class Runner:
         completion = held.new_completion()
         token = _current.set(context)
         try:
-            result = held.handler.function(*_arguments(held))
+            with self._surroundings(context):
+                result = held.handler.function(*_arguments(held))
         except PayloadError as error:
             _set_payload_error(completion, held, error)
         except RunCancelled as error:

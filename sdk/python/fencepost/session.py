@@ -107,8 +107,8 @@ class Session:
     async def open(self, hello: worker_pb2.Hello) -> FencepostError | None:
         """Sends Hello and waits for Welcome. None: live; else why not."""
         sent_at = self._loop.time()
-        inventory = [(held, held.context._progress_version) for held in self._listener.inventory()]
-        hello.inventory.extend(held.describe() for held, _ in inventory)
+        inventory = list(self._listener.inventory())
+        _add_inventory(hello, inventory)
         self._stream.send(run_service_pb2.WorkRequest(hello=hello))
         waits: set[asyncio.Future[Any]] = {self._welcomed, self.ended}
         await asyncio.wait(
@@ -120,12 +120,16 @@ class Session:
                 return self.ended.result() or Unavailable("the session ended before its Welcome")
             return DeadlineExceeded(f"no Welcome within {self._timings.open_timeout:g} s")
         lost = _lost(self.welcome.notices)
-        self._listener.on_renewed([(h, v) for h, v in inventory if h.id not in lost], sent_at)
+        # Progress counts as told only once a heartbeat with it is answered.
+        self._listener.on_renewed([(h, 0) for h in inventory if h.id not in lost], sent_at)
         self._listener.on_notices(self.welcome.notices)
         return None
 
     def begin(self) -> None:
         """Starts the heartbeats; called once the session is the worker's current one."""
+        if not self.live:
+            return
+        self._note_shortest_lease()
         self._set_beat_timer(self._interval())
         waiting = [held for held in self._listener.inventory() if held.needs_confirmation]
         if waiting:
@@ -263,10 +267,13 @@ class Session:
             self._beat_timer = None
 
     def _beat(self) -> None:
-        runs = list(self._listener.inventory())
-        self._shortest_ttl = min((held.lease.ttl for held in runs), default=_FAR)
-        self._send_beats(runs, complete=True)
+        self._note_shortest_lease()
+        self._send_beats(list(self._listener.inventory()), complete=True)
         self._set_beat_timer(self._interval())
+
+    def _note_shortest_lease(self) -> None:
+        leases = (held.lease.ttl for held in self._listener.inventory())
+        self._shortest_ttl = min(leases, default=_FAR)
 
     def _send_beats(self, runs: list[Held], *, complete: bool) -> None:
         parts: list[worker_pb2.Heartbeat] = []
@@ -277,10 +284,12 @@ class Session:
             listed: list[tuple[Held, int]] = []
             size = 0
             while at < len(runs) and size < MAX_BEAT_BYTES:
+                # The version first: progress may be told from another thread meanwhile.
+                version = runs[at].context._progress_version
                 line = runs[at].describe()
                 size += line.ByteSize() + 4
                 beat.runs.append(line)
-                listed.append((runs[at], runs[at].context._progress_version))
+                listed.append((runs[at], version))
                 at += 1
             self._expect_ack(self._seq, listed)
             parts.append(beat)
@@ -297,6 +306,16 @@ class Session:
     def _check_ack(self, seq: int) -> None:
         if seq in self._beats and self.live and not self.retiring:
             self._want(Succession(want=Want.UNANSWERED))
+
+
+def _add_inventory(hello: worker_pb2.Hello, runs: list[Held]) -> None:
+    size = 0
+    for held in runs:
+        line = hello.inventory.add()
+        line.CopyFrom(held.describe())
+        size += line.ByteSize() + 4
+        if size > MAX_BEAT_BYTES:
+            line.ClearField("progress")  # the next heartbeats bring it, in parts
 
 
 def _lost(notices: Iterable[worker_pb2.RunNotice]) -> set[RunId]:

@@ -13,6 +13,7 @@ from fencepost.durations import Seconds, to_seconds
 from fencepost.engine import Engine
 from fencepost.handler import Handler, make_handler
 from fencepost.leaving import leave, say_goodbye, stop_handlers
+from fencepost.runner import Around
 from fencepost.settings import WorkerSettings
 from fencepost.signals import drain_on_signals
 from fencepost.stats import Stats
@@ -58,7 +59,8 @@ class Worker:
         )
         self._handle_signals = handle_signals
         self._handlers: dict[str, Handler] = {}
-        self._lock = threading.Lock()
+        self._around: list[Around] = []
+        self._lock = threading.RLock()  # a signal may interrupt its own holder
         self._engine: Engine | None = None
         self._stopping = False
         self._running = False
@@ -86,6 +88,17 @@ class Worker:
             return function
 
         return register
+
+    def around(self, function: Around) -> Around:
+        """Registers a context manager that is entered around each call of a handler.
+
+        It gets the Context, and the handler's exceptions pass through it: the place for
+        spans, transactions and log context. The first one registered is the outermost.
+        """
+        if self._running:
+            raise RuntimeError("what goes around handlers is registered before the worker runs")
+        self._around.append(function)
+        return function
 
     def run(self) -> None:
         """Works until SIGTERM, SIGINT or `stop`; raises what no reconnect can repair.
@@ -123,6 +136,7 @@ class Worker:
         except asyncio.CancelledError:
             self._stop(grace=0.0)
             await asyncio.wait({ended})
+            ended.exception()  # the cancel comes first
             raise
         finally:
             if ended.done():
@@ -166,6 +180,7 @@ class Worker:
             connection=self._connection,
             settings=self._settings,
             handlers=self._handlers,
+            around=self._around,
             user_loop=user_loop,
             stats=self.stats,
         )

@@ -30,10 +30,20 @@ def merged(
     paths = _paths(wanted, mask, changeable, elsewhere or {})
     result = type(stored)()
     result.CopyFrom(stored)
-    FieldMask(paths=paths).MergeMessage(
-        wanted, result, replace_message_field=True, replace_repeated_field=True
-    )
+    for path in paths:
+        _replace(wanted, result, path)
     return result
+
+
+def _replace(source: Message, target: Message, path: str) -> None:
+    """Sets or clears one field. FieldMask alone leaves fields of absent messages as they are."""
+    head, _, rest = path.partition(".")
+    if not rest:
+        FieldMask(paths=[head]).MergeMessage(
+            source, target, replace_message_field=True, replace_repeated_field=True
+        )
+    elif source.HasField(head) or target.HasField(head):
+        _replace(getattr(source, head), getattr(target, head), rest)
 
 
 def _paths(

@@ -6,7 +6,7 @@ distinct (schedule, instant), and hands rows that need thought to `settle`.
 
 import asyncio
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import structlog
 
@@ -66,6 +66,8 @@ class Scheduler:
         self._batch_max = batch_max
         self._concurrency = concurrency
         self._woken = asyncio.Event()
+        # Replaced by whoever follows the clock.
+        self.is_trusted: Callable[[], bool] = lambda: True
         self._rules: dict[int, CronRule] = {}
         self._bound: Instant = 0
         self._unbounded_at = 0
@@ -107,6 +109,8 @@ class Scheduler:
     async def _pass(self, poll: Duration, contended: Duration) -> Duration:
         """One look and what it finds; returns how long to sleep."""
         self._woken.clear()
+        if not self.is_trusted():
+            return poll
         partitions = sorted(self._ownership.partitions())
         if not partitions:
             return poll
@@ -184,14 +188,31 @@ class Scheduler:
         return decided, sorted(again) if decided or learned else []
 
     async def _settle(self, job_ids: Sequence[str]) -> int:
+        """Decides these jobs in batches; one that cannot be decided does not hold up others."""
         decided = 0
-        for start in range(0, len(job_ids), _SETTLE_BATCH):
-            batch = job_ids[start : start + _SETTLE_BATCH]
-            async with self._database.requests.transaction() as connection:
-                settled = await settle(connection, job_ids=batch, now=self._clock.now(), wait=False)
-            self._wake.lanes(settled.lanes)
-            decided += len(settled.locked)
+        batches = deque(
+            job_ids[start : start + _SETTLE_BATCH]
+            for start in range(0, len(job_ids), _SETTLE_BATCH)
+        )
+        while batches:
+            batch = batches.popleft()
+            try:
+                decided += await self._settle_batch(batch)
+            except StorageUnavailable:
+                raise
+            except Exception as error:  # noqa: BLE001 - logged; the rest must go on
+                if len(batch) == 1:
+                    _log.exception("job_not_settled", job_id=batch[0], error=repr(error))
+                else:
+                    middle = len(batch) // 2
+                    batches.extendleft([batch[middle:], batch[:middle]])
         return decided
+
+    async def _settle_batch(self, job_ids: Sequence[str]) -> int:
+        async with self._database.requests.transaction() as connection:
+            settled = await settle(connection, job_ids=job_ids, now=self._clock.now(), wait=False)
+        self._wake.lanes(settled.lanes)
+        return len(settled.locked)
 
     async def _remember(self, schedules: Sequence[int], instants: Sequence[Instant]) -> bool:
         """Computes next fires and puts them into the memo that the statement joins."""

@@ -84,9 +84,11 @@ class DayTables:
                     await self._drop_detached(connection, parent)
                     names = await self._attached(connection, parent)
                     old = [name for name in names if _day(name) < floor]
-                    for name in old[:tables_max]:
-                        if await self._drop(connection, parent, name):
-                            dropped.append(name)
+                    dropped += [
+                        name
+                        for name in old[:tables_max]
+                        if await self._drop(connection, parent, name)
+                    ]
             finally:
                 await connection.close()
         return dropped

@@ -27,7 +27,7 @@ def minimal() -> job_pb2.Job:
 
 
 def full() -> job_pb2.Job:
-    job = job_pb2.Job(
+    return job_pb2.Job(
         display_name="n",
         description="d",
         labels={"a": "b"},
@@ -69,7 +69,6 @@ def full() -> job_pb2.Job:
             overlap_policy=schedule_pb2.OVERLAP_POLICY_QUEUE_ONE,
         ),
     )
-    return job
 
 
 def test_everything_that_was_sent_comes_back() -> None:

@@ -1,12 +1,22 @@
 -- name: find_enqueue_targets
 -- What a run of these jobs needs to know of its job, by id or by name; deleted ones are gone.
-SELECT w.place, j.job_id, j.name, j.version, s.tenant_id, s.queue_id, s.kind_id, s.priority,
-       s.lease_s, s.cancel_grace_s, s.attempt_timeout_s, s.max_in_flight, s.concurrency_key
-FROM unnest(@job_ids::uuid[], @names::text[]) WITH ORDINALITY AS w (job_id, name, place)
-JOIN fencepost.jobs AS j
-  ON j.tenant_id = @tenant_id AND j.deleted_at IS NULL
- AND (j.job_id = w.job_id OR j.name = w.name)
-JOIN fencepost.job_schedules AS s ON s.job_id = j.job_id;
+SELECT j.job_id, j.name, s.version, s.queue_id, s.kind_id, s.priority, s.lease_s,
+       s.cancel_grace_s, s.attempt_timeout_s, s.max_in_flight, s.concurrency_key,
+       u.name AS queue_name, k.name AS kind_name
+FROM (
+    SELECT j.job_id, j.name
+    FROM unnest(@job_ids::uuid[]) AS w (job_id)
+    JOIN fencepost.jobs AS j ON j.job_id = w.job_id
+    WHERE j.tenant_id = @tenant_id AND j.deleted_at IS NULL
+    UNION
+    SELECT j.job_id, j.name
+    FROM unnest(@names::text[]) AS w (name)
+    JOIN fencepost.jobs AS j
+      ON j.tenant_id = @tenant_id AND j.name = w.name AND j.deleted_at IS NULL
+) AS j
+JOIN fencepost.job_schedules AS s ON s.job_id = j.job_id
+JOIN fencepost.queues AS u ON u.queue_id = s.queue_id
+JOIN fencepost.kinds AS k ON k.kind_id = s.kind_id;
 
 -- name: insert_enqueued
 -- Moves: T1 make ( -> queued).
@@ -52,9 +62,19 @@ USING unnest(@job_ids::uuid[], @scheduled_ats::timestamptz[]) AS k (job_id, sche
 WHERE q.job_id = k.job_id AND q.scheduled_at = k.scheduled_at AND q.attempt = 0;
 
 -- name: highest_keys
--- The highest live key of each job within a second, for runs pressed into one instant.
-SELECT k.job_id, k.from_at,
+-- The highest key of each job within a second, live or ended, for runs that are pressed into
+-- one instant.
+SELECT k.job_id, k.from_at, greatest(
        (SELECT max(q.scheduled_at) FROM fencepost.run_queue AS q
         WHERE q.job_id = k.job_id AND q.scheduled_at >= k.from_at
-          AND q.scheduled_at < k.from_at + interval '1 second') AS highest_at
+          AND q.scheduled_at < k.from_at + interval '1 second'),
+       (SELECT max(h.scheduled_at) FROM fencepost.job_runs AS h
+        WHERE h.job_id = k.job_id AND h.scheduled_at >= k.from_at
+          AND h.scheduled_at < k.from_at + interval '1 second'),
+       (SELECT max(s.scheduled_at) FROM fencepost.job_runs_stray AS s
+        WHERE s.job_id = k.job_id AND s.scheduled_at >= k.from_at
+          AND s.scheduled_at < k.from_at + interval '1 second'),
+       (SELECT max(d.scheduled_at) FROM fencepost.dead_letters AS d
+        WHERE d.job_id = k.job_id AND d.scheduled_at >= k.from_at
+          AND d.scheduled_at < k.from_at + interval '1 second')) AS highest_at
 FROM unnest(@job_ids::uuid[], @from_ats::timestamptz[]) AS k (job_id, from_at);

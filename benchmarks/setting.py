@@ -1,0 +1,88 @@
+"""What measurements stand on: a durable Postgres of their own and real server processes."""
+
+import asyncio
+import os
+import shutil
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import asyncpg
+from fencepost_server.dev.postgres import EmbeddedPostgres
+from fencepost_server.store.migrate import migrate
+
+
+@contextmanager
+def postgres() -> Any:
+    """A fresh cluster with fsync and synchronous_commit on; the connection string."""
+    folder = Path(tempfile.mkdtemp(prefix="fencepost-bench-"))
+    folder.chmod(0o711)
+    try:
+        with EmbeddedPostgres(folder, durable=True) as running:
+            yield running.dsn
+    finally:
+        shutil.rmtree(folder)
+
+
+async def fresh_database(dsn: str, name: str) -> str:
+    """A migrated, empty database in the cluster."""
+    admin = await asyncpg.connect(dsn)
+    try:
+        await admin.execute(f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')
+        await admin.execute(f'CREATE DATABASE "{name}" TEMPLATE template0')
+        # Room for the load between two checkpoints, as on a server that is sized for it.
+        await admin.execute("ALTER SYSTEM SET max_wal_size = '8GB'")
+        await admin.execute("SELECT pg_reload_conf()")
+    finally:
+        await admin.close()
+    url = dsn.rsplit("/", 1)[0] + f"/{name}"
+    await migrate(url)
+    return url
+
+
+@asynccontextmanager
+async def server(database_url: str, **settings: str) -> AsyncIterator[str]:
+    """A server process on a free port; its address."""
+    reader, writer = os.pipe()
+    script = (
+        "import asyncio, os, uvloop;"
+        "from fencepost_server.app import serve;"
+        "from fencepost_server.config import load_config;"
+        "from fencepost_server.telemetry import configure_logging;"
+        "configure_logging(level='warning', style='console');"
+        f"uvloop.run(serve(load_config(), started=lambda port: os.write({writer}, b'%d\\n' % port)))"
+    )
+    environment = {
+        **os.environ,
+        "FENCEPOST_DATABASE_URL": database_url,
+        "FENCEPOST_LISTEN": "127.0.0.1:0",
+        **settings,
+    }
+    process = subprocess.Popen([sys.executable, "-c", script], env=environment, pass_fds=[writer])
+    os.close(writer)
+    try:
+        line = await asyncio.to_thread(os.read, reader, 32)
+        if not line:
+            raise RuntimeError("the server did not start; its output is above")
+        yield f"127.0.0.1:{int(line)}"
+    finally:
+        os.close(reader)
+        process.send_signal(signal.SIGTERM)
+        await asyncio.to_thread(process.wait, 60)
+
+
+def percentile(values: Sequence[float], share: float) -> float:
+    """The value that `share` (0 to 1) of `values` do not exceed."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+def median(values: Sequence[float]) -> float:
+    """The median."""
+    return statistics.median(values)

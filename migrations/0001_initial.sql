@@ -417,6 +417,9 @@ BEGIN
     END IF;
     PERFORM fencepost.lock_caps(the_queue);
     -- From here on each statement has a snapshot newer than the lock.
+    IF (SELECT q.paused FROM fencepost.queues q WHERE q.queue_id = the_queue) THEN
+        RETURN;
+    END IF;
     room := least(runs_max, fencepost.cap_room(the_queue, NULL, NULL, NULL));
     SELECT q.max_in_flight_per_key,
            ARRAY(SELECT s.queue_id FROM fencepost.queues s WHERE s.tenant_id = q.tenant_id)

@@ -34,6 +34,7 @@ from fencepost_server.api.page_tokens import PageTokens
 from fencepost_server.api.runs import RunServicer
 from fencepost_server.api.session import SessionParts, Settlement
 from fencepost_server.api.status import StatusInterceptor
+from fencepost_server.api.unary_calls import UnaryCalls
 from fencepost_server.api.wire_worker import Assignments
 from fencepost_server.api.work import WorkSessions
 from fencepost_server.clock import SECOND, Duration
@@ -161,9 +162,7 @@ async def run_server(
         loops = await stack.enter_async_context(_Loops())
         loops.start("clock", engine.clock_keeper.run(interval=_CLOCK_INTERVAL))
         loops.start("lifecycle", engine.lifecycle.run())
-        keeper = LeaseKeeper(
-            database=database, clock=database.clock, lifecycle=engine.lifecycle
-        )
+        keeper = LeaseKeeper(database=database, clock=database.clock, lifecycle=engine.lifecycle)
         await keeper.tick()
         loops.start("lease_keeper", keeper.run(interval=_LEASE_TICK))
         if "scheduler" in config.roles:
@@ -237,9 +236,7 @@ def _start_scheduler(
     engine.lifecycle.serial_ended.append(promoter.ended)
     loops.start(
         "scheduler",
-        scheduler.run(
-            poll=_micros(config.fire_poll_s), contended=_micros(config.fire_contended_s)
-        ),
+        scheduler.run(poll=_micros(config.fire_poll_s), contended=_micros(config.fire_contended_s)),
     )
     loops.start("memo", _forget(scheduler))
     loops.start("reaper", reaper.run(interval=_micros(config.reap_interval_s)))
@@ -272,7 +269,7 @@ async def _serve_api(
         heartbeat_interval=_micros(config.heartbeat_interval_s),
     )
     server = grpc.aio.server(interceptors=[StatusInterceptor()], options=_OPTIONS)
-    runs = await _add_services(config, database, engine, server, sessions)
+    runs = await _add_services(config, database, engine, server, parts, sessions)
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)
     if config.reflection:
         names = (*_SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME)
@@ -311,6 +308,7 @@ async def _add_services(
     database: Database,
     engine: Engine,
     server: grpc.aio.Server,
+    parts: SessionParts,
     sessions: WorkSessions,
 ) -> RunServicer:
     page_tokens = PageTokens(key=await engine.catalogue.page_token_key())
@@ -326,7 +324,36 @@ async def _add_services(
         version=version("fencepost-server"),
     )
     admin_service_pb2_grpc.add_AdminServiceServicer_to_server(admin, server)
-    raise NotImplementedError
+    runs = RunServicer(
+        enqueues=Enqueues(
+            database=database, catalogue=engine.catalogue, specs=engine.specs, wake=engine.wakes
+        ),
+        reads=RunReads(database=database, catalogue=engine.catalogue),
+        unary=_unary_calls(config, database, engine, parts),
+        sessions=sessions,
+        page_tokens=page_tokens,
+    )
+    run_service_pb2_grpc.add_RunServiceServicer_to_server(runs, server)
+    return runs
+
+
+def _unary_calls(
+    config: Config, database: Database, engine: Engine, parts: SessionParts
+) -> UnaryCalls:
+    return UnaryCalls(
+        work=UnaryWork(
+            database=database,
+            clock=database.clock,
+            claimer=engine.claimer,
+            dispatcher=engine.dispatcher,
+            lifecycle=engine.lifecycle,
+        ),
+        lifecycle=engine.lifecycle,
+        catalogue=engine.catalogue,
+        assignments=parts.assignments,
+        workers=engine.workers,
+        heartbeat_interval=_micros(config.heartbeat_interval_s),
+    )
 
 
 def _storage_told(checks: health.aio.HealthServicer) -> Callable[[bool], None]:

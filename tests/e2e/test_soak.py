@@ -136,7 +136,8 @@ async def _pause_everything(database_url: str, address: str) -> datetime:
 
         connection = await asyncpg.connect(database_url)
         rows = await connection.fetch(
-            "SELECT j.job_id, t.name FROM fencepost.jobs j JOIN fencepost.tenants t USING (tenant_id)"
+            "SELECT j.job_id, t.name FROM fencepost.jobs AS j "
+            "JOIN fencepost.tenants AS t USING (tenant_id)"
         )
         await asyncio.gather(*(pause(f"tenants/{r['name']}/jobs/{r['job_id']}") for r in rows))
         # A paused job's last decision tells how far it came, so each is checked up to there.

@@ -14,8 +14,15 @@ from typing import Any
 
 import grpc
 import grpc.aio
-from fencepost.v1 import run_pb2, run_service_pb2, run_service_pb2_grpc, worker_pb2
+from fencepost.v1 import (
+    job_service_pb2_grpc,
+    run_pb2,
+    run_service_pb2,
+    run_service_pb2_grpc,
+    worker_pb2,
+)
 
+from tests.sdk.fake_jobs import FakeJobs
 from tests.sdk.fake_session import FakeSession, Refusal, a_verdict
 
 __all__ = ["FakeServer", "FakeSession", "Refusal", "a_verdict", "serving"]
@@ -50,6 +57,7 @@ class FakeServer(run_service_pb2_grpc.RunServiceServicer):
         self.released_by_call: list[worker_pb2.Release] = []
         self.waits_before_end = 0
         self.work_calls = 0
+        self.jobs = FakeJobs()  # type: ignore[abstract]
         self.metadata: list[dict[str, str | bytes]] = []
         self._condition = asyncio.Condition()
         self._instants = itertools.count(1)
@@ -174,6 +182,7 @@ async def serving(server: FakeServer | None = None, *, port: int = 0) -> AsyncIt
     fake = server or FakeServer()  # type: ignore[abstract]
     grpc_server = grpc.aio.server()
     run_service_pb2_grpc.add_RunServiceServicer_to_server(fake, grpc_server)
+    job_service_pb2_grpc.add_JobServiceServicer_to_server(fake.jobs, grpc_server)
     port = grpc_server.add_insecure_port(f"127.0.0.1:{port}")
     fake.address = f"127.0.0.1:{port}"
     await grpc_server.start()

@@ -246,6 +246,7 @@ async def test_duplicates_are_ignored_and_a_newer_attempt_replaces_the_old(
         await session.give(run)
         await session.give(again(2))
         await session.give(again(1))
+        await session.until(lambda: events, "the start of attempt 2")
         await session.give(again(3))
         await session.give(again(1, nanos=413000))
         await session.until(lambda: session.received_batch_seq == 5)

@@ -328,3 +328,40 @@ async def test_a_confirmed_start_waits_for_the_answer_to_its_heartbeat(
 
 async def _say_nothing(session: FakeSession) -> None:
     """A server that is there and does not answer."""
+
+
+async def test_a_cancel_before_the_handlers_first_step_still_frees_its_slot(
+    server: FakeServer, make_worker: MakeWorker
+) -> None:
+    worker = make_worker(slots=2)
+    started: list[str] = []
+    blocking, blocked = threading.Event(), threading.Event()
+
+    @worker.handler("block_loop")
+    async def block_loop() -> None:
+        blocking.set()
+        blocked.wait(20)
+
+    @worker.handler("late")
+    async def late() -> None:
+        started.append("late")
+
+    # The worker gets a loop of its own in a thread, so that only it is blocked.
+    thread = threading.Thread(target=worker.run, daemon=True)
+    thread.start()
+    session = await server.session()
+    await session.give(an_assignment("block_loop"))
+    assert await asyncio.to_thread(blocking.wait, 20)
+    run = an_assignment("late")
+    await session.give(run)
+    await session.until(lambda: session.beats_naming(run), "a heartbeat with the second run")
+    await session.notify(a_cancel(run))
+    beats = len(session.beats)
+    await session.until(lambda: len(session.beats) > beats + 1)
+    blocked.set()
+    await session.until(lambda: len(session.completions) == 2, "both completions")
+    await session.until(lambda: session.credit_limit == 4, "both slots")
+    assert session.completions_of(run)[0].WhichOneof("outcome") == "cancelled"
+    assert started == []
+    worker.stop()
+    await asyncio.to_thread(thread.join, 20)

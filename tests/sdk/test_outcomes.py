@@ -287,3 +287,37 @@ async def test_what_goes_around_handlers_sees_context_and_exceptions(
     completion = await _outcome(server, worker, an_assignment("fail"))
     assert completion.failure.code == "AGAIN"
     assert events == ["outer 1", "inner", "handler", "saw AGAIN"]
+
+
+class _Careless(Retryable):
+    """Forgets to call its base class, and cannot be shown."""
+
+    def __init__(self) -> None:
+        Exception.__init__(self)
+
+
+class _BrokenModel:
+    def model_dump_json(self) -> str:
+        raise ZeroDivisionError("a bug in a model")
+
+
+async def test_broken_exceptions_and_results_still_end_the_attempt(
+    server: FakeServer, make_worker: MakeWorker
+) -> None:
+    worker = make_worker(slots=1)
+
+    @worker.handler("broken")
+    async def broken(kind: str) -> object:
+        if kind == "exception":
+            raise _Careless
+        return _BrokenModel()
+
+    async with running(worker):
+        session = await server.session()
+        await session.give(an_assignment("broken", json='"exception"'))
+        await session.give(an_assignment("broken", json='"result"'))
+        await session.until(lambda: len(session.completions) == 2, "both completions")
+    first, second = (c.failure for c in session.completions)
+    assert first.code == "BROKEN_EXCEPTION"
+    assert first.retry == failure_pb2.RETRY_DIRECTIVE_UNSPECIFIED
+    assert (second.code, second.message) == ("RESULT_NOT_SERIALIZABLE", "a bug in a model")

@@ -313,3 +313,26 @@ async def test_a_half_open_connection_is_replaced_by_a_new_one(server: FakeServe
             gate.set()
             await second.until(lambda: second.completions_of(run))
         assert (starts, proxy.connections) == (1, 2)
+
+
+async def test_log_lines_say_what_happened_in_text_and_in_attributes(
+    server: FakeServer, make_worker: MakeWorker, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "fencepost.worker")
+    server.work_refusals = [Refusal(code=grpc.StatusCode.UNAVAILABLE, text="still waking up")]
+    worker = make_worker()
+
+    @worker.handler("fail")
+    async def fail() -> None:
+        raise ValueError("x")
+
+    async with running(worker):
+        session = await server.session()
+        run = an_assignment("fail", attempt=2)
+        await session.give(run)
+        await session.until(lambda: session.completions_of(run))
+    [refused] = [r for r in caplog.records if r.getMessage().startswith("session.refused")]
+    assert "error=still waking up retry_in=" in refused.getMessage()
+    [ended] = [r for r in caplog.records if r.getMessage().startswith("attempt.ended")]
+    assert ended.getMessage().endswith("attempt=2 kind=fail outcome=failure code=VALUE_ERROR")
+    assert ended.__dict__["attempt"] == 2

@@ -23,6 +23,7 @@ async def call(
     connection: Connection,
     retry: CallRetry,
     timeout: float,
+    before_repeat: Callable[[], None] | None = None,
 ) -> Response:
     """The response; `timeout` in seconds bounds each try. Raises a FencepostError.
 
@@ -40,3 +41,5 @@ async def call(
             if wait is None:
                 raise error from failure
         await asyncio.sleep(wait)
+        if before_repeat is not None:
+            before_repeat()

@@ -157,7 +157,11 @@ class Client:
             cancel_runs=cancel_runs,
             allow_missing=allow_missing,
         )
-        await self._call(self._jobs().DeleteJob, request)
+
+        def forgive() -> None:
+            request.allow_missing = True  # the answer to the first try may have been lost
+
+        await self._call(self._jobs().DeleteJob, request, before_repeat=forgive)
 
     async def enqueue(
         self,
@@ -247,9 +251,15 @@ class Client:
         method: Callable[..., Awaitable[Response]],
         request: object,
         timeout: float = _DEADLINE,
+        before_repeat: Callable[[], None] | None = None,
     ) -> Response:
         return await call(
-            method, request, connection=self.connection, retry=self._retry, timeout=timeout
+            method,
+            request,
+            connection=self.connection,
+            retry=self._retry,
+            timeout=timeout,
+            before_repeat=before_repeat,
         )
 
     def _open(self) -> grpc.aio.Channel:

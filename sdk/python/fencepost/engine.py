@@ -16,6 +16,7 @@ from fencepost.connection import Connection
 from fencepost.context import Cause
 from fencepost.deadlines import Deadlines
 from fencepost.durations import duration_seconds, to_duration
+from fencepost.events import enabled, event
 from fencepost.handler import Handler
 from fencepost.held import BUFFERED, COMPLETING, Held, about
 from fencepost.leases import lost_reason
@@ -31,8 +32,6 @@ from fencepost.settings import UNKNOWN_KIND, WorkerSettings
 from fencepost.stats import Stats
 from fencepost.v1 import run_service_pb2, worker_pb2
 from fencepost.verdicts import Verdicts
-
-_log = logging.getLogger("fencepost.worker")
 
 _UNKNOWN_KIND_DELAY = 5.0
 
@@ -193,7 +192,7 @@ class Engine:
 
     def on_worker_stop(self, reason: str) -> None:
         """An operator asks the process to leave."""
-        _log.info("worker.stop_requested", extra={"reason": reason})
+        event(logging.INFO, "worker.stop_requested", reason=reason)
         self.stop_requested.set()
 
     def on_round_trip(self, seconds: float) -> None:
@@ -215,9 +214,11 @@ class Engine:
         if welcome.limits.max_held_runs:
             self.roster.max_held = welcome.limits.max_held_runs
         self.deadlines.max_buffer_time = duration_seconds(welcome.max_buffer_time) or 5.0
-        _log.info(
+        event(
+            logging.INFO,
             "session.opened",
-            extra={"session_id": welcome.session_id, "server_id": welcome.server_id},
+            session_id=welcome.session_id,
+            server_id=welcome.server_id,
         )
         session.begin()
         if self.leaving:
@@ -265,7 +266,7 @@ class Engine:
 
     def _lose(self, held: Held, reason: str) -> None:
         self.stats.lease_losses[reason] += 1
-        _log.info("lease.lost", extra=about(held, reason=reason))
+        event(logging.INFO, "lease.lost", **about(held, reason=reason))
         self.roster.unbuffer(held)
         self.roster.remove(held)
         held.lost = True
@@ -298,7 +299,7 @@ class Engine:
             self.cancel(held, Cause.TIMEOUT)
         else:
             self.stats.lease_losses["LEASE_UNCERTAIN"] += 1
-            _log.warning("lease.uncertain", extra=about(held))
+            event(logging.WARNING, "lease.uncertain", **about(held))
             self.cancel(held, Cause.LEASE_UNCERTAIN)
         self.keep_going()
 
@@ -341,6 +342,7 @@ class Engine:
         held.phase = COMPLETING
         held.reported = True
         self.stats.outcomes[outcome] += 1
-        if _log.isEnabledFor(logging.INFO):
-            _log.info("attempt.ended", extra=about(held, outcome=outcome))
+        if enabled(logging.INFO):
+            code = message.failure.code if isinstance(message, worker_pb2.Completion) else ""
+            event(logging.INFO, "attempt.ended", **about(held, outcome=outcome, code=code))
         self.outbox.put(held, message)

@@ -26,6 +26,7 @@ class Held:
         "attempt",
         "attempt_deadline",
         "attempt_timeout",
+        "begun",
         "context",
         "forced_at",
         "handler",
@@ -69,6 +70,8 @@ class Held:
         """Its end is in the outbox; the handler may still be running."""
         self.progress_stored = 0
         """Version of the progress the server has acknowledged."""
+        self.begun = False
+        """Its async handler has taken its first step; for the handlers' loop only."""
         self.task: asyncio.Task[Any] | None = None
         """Set and used in the handlers' loop only."""
 

@@ -14,10 +14,10 @@ import grpc
 
 from fencepost.context import Cause
 from fencepost.engine import Engine
+from fencepost.events import event
 from fencepost.held import COMPLETING, HANDLING, Held
 from fencepost.v1 import run_service_pb2, run_service_pb2_grpc, worker_pb2
 
-_log = logging.getLogger("fencepost.worker")
 _BATCH = 1000
 
 
@@ -107,7 +107,7 @@ def _tell_by_calls(engine: Engine, abandoned: list[Held]) -> None:
                 )
         except grpc.RpcError as error:
             # The leases run out by themselves; nothing is lost, only late.
-            _log.warning("farewell.failed", extra={"error": str(error)})
+            event(logging.WARNING, "farewell.failed", error=str(error))
 
 
 async def _until(engine: Engine, done: Callable[[], bool], timeout: float) -> None:

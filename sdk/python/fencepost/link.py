@@ -12,12 +12,11 @@ from collections.abc import Callable
 import grpc
 
 from fencepost.errors import FencepostError
+from fencepost.events import event
 from fencepost.retry import Backoff
 from fencepost.session import Session, Succession, Want
 from fencepost.timings import Timings
 from fencepost.v1 import run_service_pb2, worker_pb2
-
-_log = logging.getLogger("fencepost.worker")
 
 _FATAL = frozenset(
     {
@@ -63,9 +62,12 @@ class Link:
             self._hand_over(session, succession)
             began = loop.time()
             succession = await session.succession
-            _log.info(
+            event(
+                logging.INFO,
                 "session.replacing",
-                extra={"session_id": session.session_id, "want": succession.want.name},
+                session_id=session.session_id,
+                why=succession.want.name,
+                error=succession.error or "",
             )
             if loop.time() - began >= self._timings.healthy_after:
                 self._backoff.reset()
@@ -99,7 +101,7 @@ class Link:
             if error is None:
                 return session
             delay = self._delay(error)
-            _log.warning("session.refused", extra={"error": str(error), "retry_in": delay})
+            event(logging.WARNING, "session.refused", error=error, retry_in=round(delay, 1))
             await asyncio.sleep(delay)
 
     def _hand_over(self, session: Session, succession: Succession | None) -> None:

@@ -36,7 +36,7 @@ class Retryable(Outcome):
         details: object = None,
     ) -> None:
         super().__init__(message or code)
-        self.code, self.message, self.details = code, message, details
+        self.code, self.message, self.details = str(code), str(message), details
         self.after = None if after is None else _delay(after, "after")
 
 
@@ -45,7 +45,7 @@ class Fatal(Outcome):
 
     def __init__(self, code: str, message: str = "", *, details: object = None) -> None:
         super().__init__(message or code)
-        self.code, self.message, self.details = code, message, details
+        self.code, self.message, self.details = str(code), str(message), details
 
 
 class Snooze(Outcome):
@@ -84,8 +84,8 @@ def set_result(completion: worker_pb2.Completion, result: object, max_bytes: int
         return
     try:
         payload = encode_payload(result)
-    except PayloadError as error:
-        refuse(completion, "RESULT_NOT_SERIALIZABLE", str(error))
+    except Exception as error:  # noqa: BLE001 - a model's own code, and the slot must be freed
+        refuse(completion, "RESULT_NOT_SERIALIZABLE", _text_of(error))
         return
     size = _body_size(payload)
     if size > max_bytes:
@@ -103,6 +103,15 @@ def _body_size(payload: payload_pb2.Payload | None) -> int:
 
 def set_error(completion: worker_pb2.Completion, error: BaseException) -> None:
     """The outcome that an exception out of a handler stands for."""
+    try:
+        _set_error(completion, error)
+    except Exception as broken:  # noqa: BLE001 - an exception of the user's own making
+        name = type(error).__name__
+        refuse(completion, "BROKEN_EXCEPTION", f"{name} cannot be reported: {_text_of(broken)}")
+        completion.failure.ClearField("retry")
+
+
+def _set_error(completion: worker_pb2.Completion, error: BaseException) -> None:
     if isinstance(error, Snooze):
         completion.snooze.delay.CopyFrom(to_duration(error.delay))
         completion.snooze.reason = cut(error.reason, MAX_REASON_BYTES)
@@ -159,8 +168,10 @@ def failure_code(name: str) -> str:
 
 
 def _message_of(error: BaseException) -> str:
-    if isinstance(error, Retryable | Fatal):
-        return error.message
+    return error.message if isinstance(error, Retryable | Fatal) else _text_of(error)
+
+
+def _text_of(error: BaseException) -> str:
     try:
         return str(error)
     except Exception:  # noqa: BLE001 - a broken __str__ must not lose the failure

@@ -78,11 +78,16 @@ class Runner:
         self._started.update(runs)
 
     def _cancel_async(self, held: Held) -> None:
-        if held.task is not None:
+        # A cancel before the first step would end the coroutine before it can report.
+        if held.begun and held.task is not None:
             held.task.cancel()
 
     async def _run_async(self, held: Held) -> None:
         context = held.context
+        held.begun = True
+        if context.cancelled:
+            self._end(held, None)
+            return
         completion = held.new_completion()
         _current.set(context)
         try:
@@ -128,6 +133,9 @@ class Runner:
 
     def _run_sync(self, held: Held) -> None:
         context = held.context
+        if context.cancelled:
+            self._report([(held, None)])
+            return
         completion = held.new_completion()
         token = _current.set(context)
         try:

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Iterable
 
 from fencepost.durations import duration_seconds
+from fencepost.events import event
 from fencepost.held import about
 from fencepost.outbox import Entry, Outbox
 from fencepost.outcome import refuse
@@ -15,8 +16,6 @@ from fencepost.roster import Roster
 from fencepost.run_key import run_id
 from fencepost.stats import Stats
 from fencepost.v1 import worker_pb2
-
-_log = logging.getLogger("fencepost.worker")
 
 _MIN_RETRY = 0.1
 _INVALID = worker_pb2.VERDICT_INVALID
@@ -85,10 +84,10 @@ class Verdicts:
         told = about(entry.held, verdict=name, reason=verdict.reason, text=verdict.message)
         replacement = _replacement(entry, verdict)
         if replacement is not None:
-            _log.error("completion.refused", extra=told)
+            event(logging.ERROR, "completion.refused", **told)
             self._outbox.put(entry.held, replacement)
             return
-        _log.info("completion.dropped", extra=told)
+        event(logging.INFO, "completion.dropped", **told)
         self._roster.remove(entry.held)
 
 

@@ -3,10 +3,11 @@
 from typing import Any, TypeAlias, cast
 
 import grpc.aio
-from fencepost.v1 import job_service_pb2, job_service_pb2_grpc, schedule_pb2
+from fencepost.v1 import job_pb2, job_service_pb2, job_service_pb2_grpc, schedule_pb2
 
 from fencepost_server.api import validate
 from fencepost_server.api.job_filter import read_filter
+from fencepost_server.api.limits import MESSAGE_BYTES_MAX
 from fencepost_server.api.masks import merged
 from fencepost_server.api.page_tokens import PageTokens, query_hash
 from fencepost_server.api.request_ids import read_request
@@ -40,6 +41,8 @@ from fencepost_server.store.jobs import JobRecord
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
+# Of the 4 MiB that any client receives.
+ANSWER_BYTES_MAX = MESSAGE_BYTES_MAX * 3 // 4
 PREVIEW_COUNT_DEFAULT = 10
 PREVIEW_COUNT_MAX = 100
 VERSION_MAX = 2**31 - 1
@@ -102,9 +105,15 @@ class JobServicer(job_service_pb2_grpc.JobServiceServicer):
                     validate_only=validate_only,
                 )
                 outcomes.update(zip(chosen, made, strict=True))
-        return job_service_pb2.BatchCreateJobsResponse(
+        answer = job_service_pb2.BatchCreateJobsResponse(
             outcomes=[_write_batch_outcome(outcomes[index], tenant) for index in range(count)]
         )
+        if answer.ByteSize() > ANSWER_BYTES_MAX:
+            # The caller knows the payloads, and could not receive an answer that large.
+            for outcome in answer.outcomes:
+                if outcome.HasField("response"):
+                    outcome.response.job.ClearField("payload")
+        return answer
 
     async def GetJob(
         self, request: job_service_pb2.GetJobRequest, context: Context
@@ -131,8 +140,11 @@ class JobServicer(job_service_pb2_grpc.JobServiceServicer):
         records, following = await self._jobs.list(
             tenant, query, before=before, page_size=page_size
         )
+        jobs = _fitting([write_job(record, tenant=tenant) for record in records])
+        if len(jobs) < len(records):
+            following = records[len(jobs) - 1].job_id
         return job_service_pb2.ListJobsResponse(
-            jobs=[write_job(record, tenant=tenant) for record in records],
+            jobs=jobs,
             next_page_token=(
                 "" if following is None else self._page_tokens.make([following], query=hashed)
             ),
@@ -254,6 +266,16 @@ class JobServicer(job_service_pb2_grpc.JobServiceServicer):
     ) -> job_service_pb2.ListFiresResponse:
         """Not served yet."""
         refuse_method("ListFires")
+
+
+def _fitting(jobs: list[job_pb2.Job]) -> list[job_pb2.Job]:
+    """As many of the first jobs as one message holds, at least one."""
+    size = 0
+    for index, job in enumerate(jobs):
+        size += job.ByteSize()
+        if size > ANSWER_BYTES_MAX and index > 0:
+            return jobs[:index]
+    return jobs
 
 
 def _read_entry(

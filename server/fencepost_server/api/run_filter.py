@@ -41,7 +41,7 @@ FIELDS: Mapping[str, FieldKind] = {
         name: enum_names({each.name: int(each) for each in values})
         for name, values in _ENUMS.items()
     },
-    **{name: INSTANT for name in _RANGES},
+    **dict.fromkeys(_RANGES, INSTANT),
     "job": PREFIX_TEXT,
     "queue": TEXT,
     "kind": PREFIX_TEXT,

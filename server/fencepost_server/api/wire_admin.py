@@ -1,6 +1,6 @@
 """Tenants, queues and workers between messages and the store."""
 
-from fencepost.v1 import admin_pb2, worker_pb2
+from fencepost.v1 import admin_pb2, run_service_pb2, worker_pb2
 
 from fencepost_server.api import validate
 from fencepost_server.api.wire_job import DISPLAY_NAME_CHARS_MAX, REASON_BYTES_MAX
@@ -140,7 +140,7 @@ def queue_etag(record: QueueRecord) -> str:
 def write_worker(record: WorkerRecord, *, tenant: str | None) -> admin_pb2.Worker:
     """The worker as last heard from; with `tenant` only its subscriptions of that tenant.
 
-    `subscriptions` is stored as the message Worker with nothing else set.
+    What it listens to is stored as a ClaimRunsRequest with nothing else set.
     """
     message = admin_pb2.Worker(
         name=format_worker(record.worker_id),
@@ -165,9 +165,9 @@ def write_worker(record: WorkerRecord, *, tenant: str | None) -> admin_pb2.Worke
 
 def pack_subscriptions(subscriptions: list[worker_pb2.QueueSubscription]) -> bytes:
     """The stored form of what a worker listens to."""
-    return admin_pb2.Worker(subscriptions=subscriptions).SerializeToString()
+    return run_service_pb2.ClaimRunsRequest(subscriptions=subscriptions).SerializeToString()
 
 
 def read_subscriptions(stored: bytes | None) -> list[worker_pb2.QueueSubscription]:
     """The reverse of `pack_subscriptions`."""
-    return [] if stored is None else list(admin_pb2.Worker.FromString(stored).subscriptions)
+    return list(run_service_pb2.ClaimRunsRequest.FromString(stored or b"").subscriptions)

@@ -16,6 +16,8 @@ from fencepost_server.domain.schedule import Schedule
 
 PRIORITY_MAX = 9
 DEFAULT_QUEUE = "default"
+# 9999-12-31T23:59:59Z: a later fire has no text form, so no job has one.
+LAST_INSTANT: Instant = 253_402_300_799 * SECOND
 
 
 class JobState(IntEnum):

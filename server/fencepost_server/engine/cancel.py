@@ -8,8 +8,8 @@ stored before the cancel stands.
 from collections.abc import Sequence
 
 from fencepost_server.clock import SECOND, Duration, Instant
-from fencepost_server.domain.run import RunKey, RunState
-from fencepost_server.engine.ending import EndedRun, end_runs
+from fencepost_server.domain.run import AttemptOutcome, RunKey, RunState
+from fencepost_server.engine.ending import EndedAttempt, EndedRun, end_runs, record_attempts
 from fencepost_server.store.database import Connection, Row
 from fencepost_server.store.statements import load
 
@@ -90,8 +90,22 @@ async def _cancel(
             lost_lease_count=row["lost_lease_count"],
             cancel_cause=cause,
             cancel_reason=reason or None,
-            forced=True,
+            # A closed attempt had its word; only an open one is ended over its worker's head.
+            forced=row["attempt_open"],
         )
         for row in waiting
     ]
     await end_runs(connection, ended, now=now)
+    lost = [
+        EndedAttempt(
+            key=RunKey(str(row["job_id"]), row["scheduled_at"]),
+            attempt=row["attempt"],
+            outcome=AttemptOutcome.LEASE_EXPIRED,
+            late=False,
+            worker_id=None if row["worker_id"] is None else str(row["worker_id"]),
+            claimed_at=row["claimed_at"],
+        )
+        for row in waiting
+        if row["attempt_open"]
+    ]
+    await record_attempts(connection, lost, now=now)

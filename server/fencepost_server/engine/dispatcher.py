@@ -92,7 +92,9 @@ class Dispatcher:
         self._poll = poll
         self._lanes = Lanes()
         self._settings: dict[int, QueueSettings] = {}
-        self._bounds: dict[int, tuple[Instant, Instant]] = {}
+        self._bounds: dict[Lane, Instant] = {}
+        self._unbounded_at: dict[int, Instant] = {}
+        self._scan_asked = False
         self._subscribers: dict[int, list[Subscriber]] = {}
         self._turn = 0
         self._woken = asyncio.Event()
@@ -123,6 +125,7 @@ class Dispatcher:
     def hint(self, lanes: Iterable[Lane], at: Instant) -> None:
         """Runs of these lanes are claimable `at`; no lanes: look everywhere."""
         known = list(lanes)
+        self._scan_asked |= not known
         self._lanes.hint(known, at)
         for lane in known:
             for event in self._ready.get(lane.queue_id, ()):
@@ -154,6 +157,15 @@ class Dispatcher:
         await self._load_settings(queue_ids)
         return self._settings
 
+    def ready_lanes(self, subscription: Subscription) -> set[tuple[int, int]]:
+        """The (kind_id, priority) it may take runs of now, as far as this process knows."""
+        ready = self._lanes.ready(subscription.queue_id, self._clock.now())
+        return {lane for lane in ready if subscription.takes(lane[0])}
+
+    def next_ready_at(self, queue_ids: Iterable[int]) -> Instant | None:
+        """When the next lane of these queues gets ready, as far as this process knows."""
+        return self._lanes.next_at(queue_ids, self._clock.now())
+
     # The loop --------------------------------------------------------------------------
 
     async def run(self) -> None:
@@ -163,7 +175,7 @@ class Dispatcher:
         while True:
             self._woken.clear()
             try:
-                if loop.time() >= scan_at:
+                if self._scan_asked or loop.time() >= scan_at:
                     scan_at = loop.time() + self._poll / SECOND
                     await self.scan()
                 claimed = await self.dispatch()
@@ -177,6 +189,7 @@ class Dispatcher:
 
     async def scan(self) -> None:
         """Learn which lanes hold runs, and the settings of the queues in use."""
+        self._scan_asked = False
         self._lanes.begin()
         rows = await self._pool.fetch(_SQL["ready_lanes"], lanes_max=_LANES_MAX)
         self._lanes.replace(
@@ -231,13 +244,13 @@ class Dispatcher:
             lanes=lanes,
             worker_ids=[slot.worker_id for slot in slots],
             is_capped=settings.is_capped,
-            after=self._bound(queue_id, started_at),
+            after=self._bound(queue_id, lanes, started_at),
         )
         # Under caps fewer runs do not mean that no more are ready: a place may get free with
         # the next completion, so the lanes stay until the next scan says otherwise.
         if len(runs) < len(slots) and not settings.is_capped:
             self._lanes.drained(queue_id, lanes)
-            self._raise_bound(queue_id, started_at)
+            self._raise_bounds(queue_id, lanes, started_at)
         hands: dict[int, tuple[Subscriber, list[Claimed]]] = {}
         for run in runs:
             slot = slots[run.place - 1]
@@ -286,16 +299,19 @@ class Dispatcher:
             left = [(subscriber, n - 1) for subscriber, n in left if n > 1]
         return slots
 
-    def _bound(self, queue_id: int, now: Instant) -> Instant:
-        bound, unbounded_at = self._bounds.get(queue_id, (0, 0))
-        if now - unbounded_at >= _UNBOUNDED_EVERY:
-            self._bounds[queue_id] = (bound, now)
+    def _bound(self, queue_id: int, lanes: Iterable[tuple[int, int]], now: Instant) -> Instant:
+        """The lowest bound of these lanes: what others drained says nothing about them."""
+        if now - self._unbounded_at.get(queue_id, 0) >= _UNBOUNDED_EVERY:
+            self._unbounded_at[queue_id] = now
             return 0
-        return bound
+        return min(self._bounds.get(Lane(queue_id, *lane), 0) for lane in lanes)
 
-    def _raise_bound(self, queue_id: int, drained_at: Instant) -> None:
-        bound, unbounded_at = self._bounds.get(queue_id, (0, 0))
-        self._bounds[queue_id] = (max(bound, drained_at - _BOUND_LAG), unbounded_at)
+    def _raise_bounds(
+        self, queue_id: int, lanes: Iterable[tuple[int, int]], drained_at: Instant
+    ) -> None:
+        for lane in lanes:
+            key = Lane(queue_id, *lane)
+            self._bounds[key] = max(self._bounds.get(key, 0), drained_at - _BOUND_LAG)
 
     async def _load_settings(self, queue_ids: Iterable[int]) -> None:
         wanted = sorted(set(queue_ids))

@@ -25,7 +25,7 @@ from fencepost_server.domain.run import Lane
 from fencepost_server.domain.schedule import spec_from_json
 from fencepost_server.engine.settle import settle
 from fencepost_server.engine.wake import Wake
-from fencepost_server.errors import StorageUnavailable
+from fencepost_server.errors import FencepostError, StorageUnavailable
 from fencepost_server.policy.cron import CronRule
 from fencepost_server.policy.schedule import compile_rule
 from fencepost_server.policy.zone import tzdata_version
@@ -158,9 +158,15 @@ class Scheduler:
                 counts[place] += made
                 pending.extend(still_full)
 
-        async with asyncio.TaskGroup() as group:
-            for place in range(min(self._concurrency, len(pending))):
-                group.create_task(work(place))
+        try:
+            async with asyncio.TaskGroup() as group:
+                for place in range(min(self._concurrency, len(pending))):
+                    group.create_task(work(place))
+        except ExceptionGroup as errors:
+            away, others = errors.split(StorageUnavailable)
+            if away is not None and others is None:
+                raise StorageUnavailable from away
+            raise
         return fired + sum(counts)
 
     async def _fire_batch(self, partitions: Sequence[int], batch_max: int) -> tuple[int, list[int]]:
@@ -235,7 +241,12 @@ class Scheduler:
                 _SQL["schedule_rules"], schedule_ids=sorted(missing | set(schedules))
             )
             for row in rows:
-                rule = compile_rule(spec_from_json(row["rule"]), anchor=0)
+                try:
+                    rule = compile_rule(spec_from_json(row["rule"]), anchor=0)
+                except (FencepostError, KeyError, ValueError) as error:
+                    # Its jobs stay due; those of other rules must fire.
+                    _log.error("rule_refused", schedule_id=row["schedule_id"], error=repr(error))
+                    continue
                 assert isinstance(rule, CronRule), "only cron rules are interned"
                 self._rules[row["schedule_id"]] = rule
         return self._rules

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from fencepost_server.clock import Instant
-from fencepost_server.domain.job import make_job_id, partition_of
+from fencepost_server.domain.job import LAST_INSTANT, make_job_id, partition_of
 from fencepost_server.domain.names import format_job
 from fencepost_server.domain.run import Lane, RunKey
 from fencepost_server.domain.schedule import CronSpec, Schedule, spec_to_json
@@ -27,7 +27,8 @@ from fencepost_server.store import jobs as store
 from fencepost_server.store import requests
 from fencepost_server.store.catalogue import Catalogue, queue_not_found
 from fencepost_server.store.database import Connection, Database
-from fencepost_server.store.jobs import JobRecord, JobSettings, NewJob
+from fencepost_server.store.job_settings import JobSettings, NewJob
+from fencepost_server.store.jobs import JobRecord
 from fencepost_server.store.requests import RequestKey, RequestScope
 
 
@@ -105,7 +106,8 @@ class JobCreation:
         copies = _share_request_ids(entries, batch)
         await self._prepare(origin, entries, batch, copies)
         scope = RequestScope(tenant_id=tenant_id, method=method)
-        await self._recall_refused(scope, entries, batch, origin.now)
+        if not validate_only:
+            await self._recall_refused(scope, entries, batch, origin.now)
         if batch.rows:
             try:
                 async with self._database.requests.transaction() as connection:
@@ -215,7 +217,7 @@ def first_fire_of(schedule: Schedule | None, *, now: Instant, seed: str) -> Inst
         return None
     validate(schedule, now, seed=seed)
     found = first_fire(schedule, now=now, seed=seed)
-    if found is None:
+    if found is None or found > LAST_INSTANT:
         raise InvalidSchedule(
             "schedule: never fires between start_at and end_at from now on; move end_at or the "
             "time rule",

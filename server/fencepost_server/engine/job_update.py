@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from fencepost_server.clock import Instant, ceil_second
+from fencepost_server.domain.job import LAST_INSTANT
 from fencepost_server.domain.names import JobName
 from fencepost_server.domain.schedule import IntervalSpec, Schedule
 from fencepost_server.engine.definition import Definition
@@ -28,7 +29,8 @@ from fencepost_server.store import jobs as store
 from fencepost_server.store import requests
 from fencepost_server.store.catalogue import Catalogue
 from fencepost_server.store.database import Connection, Database
-from fencepost_server.store.jobs import JobRecord, JobSettings
+from fencepost_server.store.job_settings import JobSettings
+from fencepost_server.store.jobs import JobRecord
 from fencepost_server.store.requests import RequestKey, RequestScope
 
 _ROUNDS_MAX = 5
@@ -104,7 +106,7 @@ class JobUpdates:
             )
         except FencepostError as error:
             # A call that was answered before gets that answer, whatever has changed since.
-            if asked.request is not None:
+            if asked.request is not None and not asked.validate_only:
                 before = await requests.recall(
                     self._database.requests, scope, [asked.request], now=origin.now
                 )
@@ -235,7 +237,9 @@ def _next_run_at(
         schedule = replace(schedule, spec=anchored)
     last = job.last_scheduled_at
     found = first_fire(schedule, now=now if last is None else max(now, last), seed=seed)
-    return None if found is not None and last is not None and found <= last else found
+    if found is None or found > LAST_INSTANT or (last is not None and found <= last):
+        return None
+    return found
 
 
 def _answered(answer: bytes | FencepostError) -> bytes:

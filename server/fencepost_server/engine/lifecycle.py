@@ -6,7 +6,7 @@ changes nothing, whoever sends it and however late.
 """
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -215,15 +215,20 @@ class Lifecycle:
                 now=self._clock.now(),
             )
         except ConflictError as error:
-            return await self._bisect(picked, reports, error)
-        ended = {(str(row["job_id"]), row["scheduled_at"]) for row in rows}
+            return await self._bisect(self._store_successes, picked, reports, error)
+        # With the attempt: a stale report of the same run may be in the same tick.
+        ended = {(str(row["job_id"]), row["scheduled_at"], row["attempt"]) for row in rows}
         serial = {str(row["job_id"]) for row in rows if row["serial"]}
         self._tell_serial(serial)
         applied = Judged(Verdict.APPLIED, run_state=RunState.SUCCEEDED)
-        return {i: applied for i in picked if reports[i].key in ended}
+        return {i: applied for i in picked if (*reports[i].key, reports[i].attempt) in ended}
 
+    @staticmethod
     async def _bisect(
-        self, picked: Sequence[int], reports: Sequence[Report], error: ConflictError
+        store: Callable[[Sequence[int], Sequence[Report]], Awaitable[dict[int, Judged]]],
+        picked: Sequence[int],
+        reports: Sequence[Report],
+        error: ConflictError,
     ) -> dict[int, Judged]:
         """A key that is in history twice is a bug; it must not hold up the other runs."""
         if len(picked) == 1:
@@ -231,15 +236,23 @@ class Lifecycle:
             _log.error("end_refused_by_history", run=str(key), error=str(error))
             return {}
         middle = len(picked) // 2
-        done = await self._store_successes(picked[:middle], reports)
-        return done | await self._store_successes(picked[middle:], reports)
+        done = await store(picked[:middle], reports)
+        return done | await store(picked[middle:], reports)
 
     async def _store_others(
         self, picked: Sequence[int], reports: Sequence[Report]
     ) -> dict[int, Judged]:
         if not picked:
             return {}
-        by_key = {reports[i].key: i for i in picked}
+        try:
+            return await self._store_endings(picked, reports)
+        except ConflictError as error:
+            return await self._bisect(self._store_others, picked, reports, error)
+
+    async def _store_endings(
+        self, picked: Sequence[int], reports: Sequence[Report]
+    ) -> dict[int, Judged]:
+        by_attempt = {(reports[i].key, reports[i].attempt): i for i in picked}
         async with self._database.hot.transaction() as connection:
             now = self._clock.now()
             rows = await connection.fetch(
@@ -254,14 +267,13 @@ class Lifecycle:
                 {SpecKey(str(row["job_id"]), row["version"]) for row in rows},
                 connection=connection,
             )
-            ended = [
-                _ended(row, reports[by_key[RunKey(str(row["job_id"]), row["scheduled_at"])]])
-                for row in rows
-            ]
+            found = {RunKey(str(row["job_id"]), row["scheduled_at"]): row for row in rows}
+            places = {key: by_attempt[key, row["attempt"]] for key, row in found.items()}
+            ended = [_ended(row, reports[places[key]]) for key, row in found.items()]
             effects = await end_attempts(connection, ended, specs, now=now)
         self.spread(effects, now=now)
         return {
-            by_key[key]: Judged(Verdict.APPLIED, run_state=state)
+            places[key]: Judged(Verdict.APPLIED, run_state=state)
             for key, state in effects.states.items()
         }
 

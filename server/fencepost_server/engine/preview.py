@@ -1,9 +1,10 @@
 """What a person is shown of a schedule before or after it is stored."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fencepost_server.clock import Instant
+from fencepost_server.domain.job import LAST_INSTANT
 from fencepost_server.domain.schedule import Schedule
 from fencepost_server.policy.cron import Planned
 from fencepost_server.policy.describe import describe, warnings
@@ -34,9 +35,11 @@ def preview_schedule(
     schedule: Schedule, wanted: PreviewRange, *, seed: str, anchor: Instant, fires_left: int | None
 ) -> Preview:
     """By the evaluator that fires; see policy.preview. Raises InvalidSchedule."""
+    # Later fires have no text form.
+    end_at = LAST_INSTANT if schedule.end_at is None else min(schedule.end_at, LAST_INSTANT)
     return Preview(
         fires=preview(
-            schedule,
+            replace(schedule, end_at=end_at),
             after=wanted.after,
             count=wanted.count,
             anchor=anchor,

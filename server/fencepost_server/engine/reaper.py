@@ -5,7 +5,7 @@ Without the pause one outage of the database would expire every lease and double
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import structlog
 
@@ -16,7 +16,7 @@ from fencepost_server.engine.lifecycle import TIMEOUT_CODE, Lifecycle
 from fencepost_server.engine.specs import SpecCache, SpecKey
 from fencepost_server.errors import StorageUnavailable
 from fencepost_server.policy.outcome import Cancelled, Ending, Failed, LeaseLost, Released
-from fencepost_server.store.database import Database, Row
+from fencepost_server.store.database import ConflictError, Database, Row
 from fencepost_server.store.statements import load
 
 _SQL = load("leases")
@@ -97,23 +97,36 @@ class Reaper:
             if batch < _BATCH:
                 return taken
 
-    async def _reap_batch(self) -> int:
+    async def _reap_batch(self, only: Collection[RunKey] | None = None) -> int:
+        """One transaction, over all that is lost or `only` over some of it."""
+        ended: list[Ended] = []
+        try:
+            return await self._take_back(ended, only)
+        except ConflictError as error:
+            # A key that is in history already is a bug; it must not hold up the other runs.
+            keys = sorted(_key(each.row) for each in ended)
+            if len(keys) == 1:
+                _log.error("end_refused_by_history", run=str(keys[0]), error=str(error))
+                return 0
+            middle = len(keys) // 2
+            return await self._reap_batch(keys[:middle]) + await self._reap_batch(keys[middle:])
+
+    async def _take_back(self, ended: list[Ended], only: Collection[RunKey] | None) -> int:
         async with self._database.hot.transaction() as connection:
             now = self._clock.now()
-            lost = await connection.fetch(_SQL["lock_lost_leases"], runs_max=_BATCH, now=now)
-            taken = {RunKey(str(row["job_id"]), row["scheduled_at"]) for row in lost}
+            lost = await connection.fetch(
+                _SQL["lock_lost_leases"], runs_max=_BATCH, gap_s=_GAP_S, now=now
+            )
             overrun = await connection.fetch(
                 _SQL["lock_overrun_attempts"],
                 runs_max=_BATCH,
                 heartbeat_s=self._heartbeat_interval // SECOND,
+                gap_s=_GAP_S,
                 now=now,
             )
-            ended = [Ended(row=row, ending=_loss(row)) for row in lost]
-            ended += [
-                self._overrun(row)
-                for row in overrun
-                if RunKey(str(row["job_id"]), row["scheduled_at"]) not in taken
-            ]
+            found = {_key(row): self._overrun(row) for row in overrun}
+            found |= {_key(row): Ended(row=row, ending=_loss(row)) for row in lost}
+            ended += [each for key, each in found.items() if only is None or key in only]
             if not ended:
                 return 0
             specs = await self._specs.get(
@@ -125,7 +138,7 @@ class Reaper:
         for each in ended:
             _log.info(
                 _EVENTS[type(each.ending)],
-                run=str(RunKey(str(each.row["job_id"]), each.row["scheduled_at"])),
+                run=str(_key(each.row)),
                 attempt=each.row["attempt"],
                 worker_id=str(each.row["worker_id"]),
             )
@@ -146,6 +159,10 @@ _EVENTS: dict[type[Ending], str] = {
     Failed: "attempt_timed_out",
     Cancelled: "cancel_forced",
 }
+
+
+def _key(row: Row) -> RunKey:
+    return RunKey(str(row["job_id"]), row["scheduled_at"])
 
 
 def _loss(row: Row) -> Ending:

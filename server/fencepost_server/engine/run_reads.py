@@ -113,8 +113,9 @@ class RunReads:
 
     async def attempts(
         self, name: RunName, *, before: int | None, page_size: int
-    ) -> tuple[Sequence[AttemptRecord], int | None]:
-        """A page of attempts, newest first, and the number before which the next one begins.
+    ) -> tuple[RunKey, Sequence[AttemptRecord], int | None]:
+        """The run's key with a page of attempts, newest first, and the number before which
+        the next page begins.
 
         Raises TenantNotFound or RunNotFound.
         """
@@ -128,8 +129,8 @@ class RunReads:
             if newest is not None and all(each.attempt < newest.attempt for each in recorded):
                 recorded.insert(0, newest)
         if len(recorded) > page_size:
-            return recorded[:page_size], recorded[page_size - 1].attempt
-        return recorded, None
+            return run.key, recorded[:page_size], recorded[page_size - 1].attempt
+        return run.key, recorded, None
 
     async def wait(
         self, name: RunName, *, wait: Duration, full: bool, leaving: asyncio.Event
@@ -167,11 +168,6 @@ class RunReads:
         async with self._database.requests.transaction() as connection:
             await cancel_run(connection, key=key, reason=reason, grace=grace, now=now)
         return await self._read(name, key, full=True)
-
-    async def state_of(self, key: RunKey) -> RunRecord | None:
-        """The run of a key, None if there is none."""
-        async with self._database.requests.connection() as connection:
-            return (await store.read(connection, [key], full=False)).get(key)
 
     async def _read(self, name: RunName, key: RunKey, *, full: bool) -> RunRecord:
         async with self._database.requests.connection() as connection:

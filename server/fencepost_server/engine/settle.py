@@ -133,11 +133,10 @@ def _plan(
         for fire in fires:
             origin = "catch_up" if fire.caught_up else "schedule"
             writes.fires.append((job_id, fire.at, state, origin, waits))
-    for stretch in judgement.skips:
-        writes.skips.append((job_id, stretch, row["version"], row["last_scheduled_at"]))
-    for at in placement.skipped:
-        overlapped = SkipStretch(first=at, last=at, reason=SkipReason.OVERLAP)
-        writes.skips.append((job_id, overlapped, row["version"], row["last_scheduled_at"]))
+    for stretch in (*judgement.skips, *_overlapped(judgement, set(placement.skipped))):
+        # Only what begins with the first fire judged here goes on where the last one ended.
+        follows = row["last_scheduled_at"] if stretch.first == row["next_run_at"] else None
+        writes.skips.append((job_id, stretch, row["version"], follows))
     if placement.cancel_previous:
         writes.cancels.append((job_id, judgement.fires[-1].at - 1))
     decided = [fire.at for fire in judgement.fires] + [skip.last for skip in judgement.skips]
@@ -146,6 +145,20 @@ def _plan(
     if row["max_fires"] is not None and row["fire_count"] + made >= row["max_fires"]:
         next_run_at = None
     writes.advances.append((job_id, max(decided), next_run_at, made))
+
+
+def _overlapped(judgement: Judgement, skipped: set[Instant]) -> list[SkipStretch]:
+    """The fires that overlap skipped, neighbours as one stretch."""
+    stretches: list[SkipStretch] = []
+    goes_on = False
+    for fire in judgement.fires:
+        if fire.at not in skipped:
+            goes_on = False
+            continue
+        first = stretches.pop().first if goes_on else fire.at
+        stretches.append(SkipStretch(first=first, last=fire.at, reason=SkipReason.OVERLAP))
+        goes_on = True
+    return stretches
 
 
 async def _live_runs(

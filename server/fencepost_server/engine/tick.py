@@ -9,8 +9,12 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Generic, TypeVar
 
+import structlog
+
 from fencepost_server.clock import SECOND, Duration
-from fencepost_server.errors import FencepostError, ServerOverloaded
+from fencepost_server.errors import FencepostError, InternalError, ServerOverloaded
+
+_log = structlog.get_logger("tick")
 
 Entry = TypeVar("Entry")
 Answer = TypeVar("Answer")
@@ -77,18 +81,37 @@ class Ticker(Generic[Entry, Answer]):
         if not self._pending:
             self._ready.clear()
         self._last_batch = len(batch)
+        await self._answer(batch, waiting)
+
+    async def _answer(
+        self,
+        batch: Sequence[Entry],
+        waiting: Sequence[tuple[int, int, asyncio.Future[Sequence[Answer]]]],
+    ) -> None:
         try:
             answers = await self._work(batch)
         except FencepostError as error:
-            for _, _, future in waiting:
-                if not future.done():
-                    future.set_exception(error)
-            return
+            _fail(waiting, error)
+        except Exception as error:  # noqa: BLE001 - logged; the rest must go on
+            # A bug, or an entry that cannot be stored: it must not hold up the others.
+            if len(waiting) > 1:
+                for start, end, future in waiting:
+                    await self._answer(batch[start:end], [(0, end - start, future)])
+            else:
+                _log.exception("entries_not_stored", entries=len(batch), error=repr(error))
+                _fail(waiting, InternalError("these entries could not be stored"))
         except BaseException as error:
-            for _, _, future in waiting:
-                if not future.done():
-                    future.set_exception(error)
+            _fail(waiting, error)
             raise
-        for start, end, future in waiting:
-            if not future.done():
-                future.set_result(answers[start:end])
+        else:
+            for start, end, future in waiting:
+                if not future.done():
+                    future.set_result(answers[start:end])
+
+
+def _fail(
+    waiting: Sequence[tuple[int, int, asyncio.Future[Sequence[Answer]]]], error: BaseException
+) -> None:
+    for _, _, future in waiting:
+        if not future.done():
+            future.set_exception(error)

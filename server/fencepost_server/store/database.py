@@ -31,7 +31,7 @@ class Row(Protocol):
 _POSTGRES_EPOCH: Instant = 946_684_800_000_000
 # Postgres is there but cannot serve (starting, stopping, read-only standby, too many
 # connections, cancelled by an operator): the same call may succeed a moment later.
-_AWAY_CODES = ("08", "53", "57P", "25006", "40", "55P03", "58")
+_AWAY_CODES = ("08", "53", "57", "25006", "25P03", "40", "55P03", "58")
 _AWAY_ERRORS = (ConnectionError, TimeoutError, OSError, asyncpg.InterfaceError)
 
 # The planner's guesses about due and ready rows are wrong in the ways that hurt most, so

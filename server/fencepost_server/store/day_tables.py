@@ -20,6 +20,7 @@ _log = structlog.get_logger("retention")
 PARENTS = ("job_runs", "run_attempts")
 _DAY = re.compile(r"^(job_runs|run_attempts)_(\d{8})$")
 _LOCK_TIMEOUT = "200ms"
+_DROP_LOCK = 0x64617973
 
 
 def day_of(at: Instant) -> date:
@@ -80,6 +81,9 @@ class DayTables:
         async with translated():
             connection = await self._connect()
             try:
+                # One server at a time: two that drop the same table trip over each other.
+                if not await connection.fetchval("SELECT pg_try_advisory_lock($1)", _DROP_LOCK):
+                    return []
                 for parent in PARENTS:
                     await self._drop_detached(connection, parent)
                     names = await self._attached(connection, parent)
@@ -138,7 +142,11 @@ class DayTables:
                     f"FOR VALUES FROM ('{low}') TO ('{high}')"
                 )
                 await connection.execute(f"ALTER TABLE fencepost.{name} DROP CONSTRAINT day")
-        except (asyncpg.DuplicateTableError, asyncpg.UniqueViolationError):
+        except (
+            asyncpg.DuplicateTableError,
+            asyncpg.DuplicateObjectError,
+            asyncpg.UniqueViolationError,
+        ):
             pass  # Another server made it between the look and the CREATE.
 
     async def _drop(
@@ -163,10 +171,13 @@ class DayTables:
         rows = await connection.fetch(_SQL["day_tables"].text, f"fencepost.{parent}")
         for row in rows:
             if row["is_detaching"]:
-                await connection.execute(
-                    f"ALTER TABLE fencepost.{parent} "
-                    f"DETACH PARTITION fencepost.{row['name']} FINALIZE"
-                )
+                try:
+                    await connection.execute(
+                        f"ALTER TABLE fencepost.{parent} "
+                        f"DETACH PARTITION fencepost.{row['name']} FINALIZE"
+                    )
+                except asyncpg.LockNotAvailableError as error:
+                    _log.info("day_table_kept", name=row["name"], error=str(error))
         pattern = f"^{parent}_[0-9]{{8}}$"
         for row in await connection.fetch(_SQL["detached_day_tables"].text, pattern):
             try:

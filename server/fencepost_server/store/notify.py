@@ -111,4 +111,5 @@ class Notifier:
                             payload = ""
                         await connection.execute("SELECT pg_notify($1, $2)", channel, payload)
         finally:
-            await connection.close(timeout=2)
+            async with translated():
+                await connection.close(timeout=2)

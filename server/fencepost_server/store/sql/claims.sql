@@ -24,7 +24,8 @@ SELECT queue_id, kind_id, priority, available_at FROM lanes LIMIT @lanes_max;
 -- name: claim_runs
 -- Moves: T5 claim (queued, retrying -> running).
 -- Takes the oldest runs of some lanes of one queue, each for the worker whose place in
--- @worker_ids it gets. A lost attempt that was still open is closed by the claim.
+-- @worker_ids it gets. A lost attempt that was still open is closed by the claim. What the
+-- caller remembers of the queue may be old: paused or under caps now, it gives nothing.
 WITH candidates AS MATERIALIZED (
     SELECT c.*, row_number() OVER (ORDER BY c.rank_at, c.job_id) AS place
     FROM (
@@ -43,6 +44,10 @@ WITH candidates AS MATERIALIZED (
             FOR UPDATE SKIP LOCKED
         ) AS r
         WHERE fencepost.clock_agrees(@now)
+          AND (SELECT NOT (q.paused OR q.has_capped_jobs) AND q.max_in_flight IS NULL
+                      AND q.max_in_flight_per_key IS NULL AND t.max_in_flight IS NULL
+               FROM fencepost.queues AS q JOIN fencepost.tenants AS t USING (tenant_id)
+               WHERE q.queue_id = @queue_id)
         ORDER BY rank_at
         LIMIT @runs_max
     ) AS c

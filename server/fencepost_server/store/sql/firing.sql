@@ -13,6 +13,7 @@ CROSS JOIN LATERAL (
 ) AS n;
 
 -- name: fire_due
+-- Moves: T1 make ( -> queued).
 -- Locks what is due, advances it and inserts its runs, all in one statement. A row is
 -- advanced only where its locked version is the one this snapshot saw (ctid): a second
 -- owner with an older snapshot locks the new version and must change nothing. What needs
@@ -83,6 +84,8 @@ WITH due AS MATERIALIZED (
            overlap IN ('queue_one', 'queue_all', 'cancel_previous'),
            max_in_flight, concurrency_key
     FROM fired
+    -- A key that is taken was fired already; one such job must not hold up the batch.
+    ON CONFLICT (job_id, scheduled_at) DO NOTHING
 )
 SELECT (SELECT count(*) FROM due) AS locked,
        (SELECT count(*) FROM fired) AS fired,

@@ -34,12 +34,12 @@ WITH held AS MATERIALIZED (
              AS h (job_id, scheduled_at, attempt)
     JOIN fencepost.run_queue AS q
       ON q.job_id = h.job_id AND q.scheduled_at = h.scheduled_at
-    WHERE q.attempt = h.attempt AND q.state = 'running' AND q.lease_until > @until
+    WHERE q.attempt = h.attempt AND q.state = 'running'
     ORDER BY q.job_id, q.scheduled_at
     FOR UPDATE OF q SKIP LOCKED
 )
 UPDATE fencepost.run_queue AS q
-SET lease_until = @until, undelivered = true
+SET lease_until = least(q.lease_until, @until), undelivered = true
 FROM held AS h
 WHERE q.ctid = h.tid AND q.job_id = h.job_id;
 
@@ -57,7 +57,8 @@ SET heartbeats_at = greatest(heartbeats_at, @now),
 RETURNING no_reap_until;
 
 -- name: lock_lost_leases
--- Running attempts whose lease ran out, unless the reaper has to pause.
+-- Running attempts whose lease ran out, unless the reaper has to pause: also while nobody
+-- has said for @gap_s that heartbeats can be stored, because that is not recorded yet.
 SELECT q.job_id, q.scheduled_at, q.attempt, q.attempt_open, q.state, q.version, q.queue_id,
        q.kind_id, q.priority, q.failure_count, q.lost_lease_count, q.snooze_count,
        q.cancel_requested, q.cancel_cause, q.cancel_reason, q.worker_id, q.claimed_at, q.serial,
@@ -65,14 +66,17 @@ SELECT q.job_id, q.scheduled_at, q.attempt, q.attempt_open, q.state, q.version, 
 FROM fencepost.run_queue AS q
 WHERE q.attempt_open AND q.state = 'running' AND q.lease_until < @now
   AND fencepost.clock_agrees(@now)
-  AND NOT EXISTS (SELECT FROM fencepost.shard_state WHERE no_reap_until > @now)
+  AND NOT EXISTS (SELECT FROM fencepost.shard_state
+                  WHERE no_reap_until > @now
+                     OR heartbeats_at < @now::timestamptz - @gap_s * interval '1 second')
 ORDER BY q.job_id, q.scheduled_at
 LIMIT @runs_max
 FOR UPDATE SKIP LOCKED;
 
 -- name: lock_overrun_attempts
 -- Running attempts past attempt_timeout, grace and one heartbeat: their worker did not end
--- them. Also those whose cancel grace is over.
+-- them. Also those whose cancel grace is over. Pauses as above: a worker may have been
+-- unable to say that it has ended them.
 SELECT q.job_id, q.scheduled_at, q.attempt, q.attempt_open, q.state, q.version, q.queue_id,
        q.kind_id, q.priority, q.failure_count, q.lost_lease_count, q.snooze_count,
        q.cancel_requested, q.cancel_cause, q.cancel_reason, q.worker_id, q.claimed_at, q.serial,
@@ -83,6 +87,9 @@ WHERE q.attempt_open AND q.state = 'running'
                              * interval '1 second'
        OR (q.cancel_requested AND q.cancel_by < @now))
   AND fencepost.clock_agrees(@now)
+  AND NOT EXISTS (SELECT FROM fencepost.shard_state
+                  WHERE no_reap_until > @now
+                     OR heartbeats_at < @now::timestamptz - @gap_s * interval '1 second')
 ORDER BY q.job_id, q.scheduled_at
 LIMIT @runs_max
 FOR UPDATE SKIP LOCKED;

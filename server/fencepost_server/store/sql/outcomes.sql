@@ -62,7 +62,7 @@ WITH ends AS MATERIALIZED (
     FROM gone
     WHERE attempt > 1 OR is_late
 )
-SELECT job_id, scheduled_at, serial FROM gone;
+SELECT job_id, scheduled_at, attempt, serial FROM gone;
 
 -- name: lock_open_attempts
 -- The runs whose newest attempt is one of these and still open, locked in key order.

@@ -19,8 +19,7 @@ async def main() -> None:
         except AlreadyExists:
             print("greet is already there")
 
-        # The unique key makes a second enqueue return the first run, even a day later.
-        run = await client.enqueue("greet", "Grace", unique="grace-2026-12-01")
+        run = await client.enqueue("greet", "Grace", labels={"asked-by": "examples"})
         ended = await client.wait(run, timeout=60)
         print(f"{ended.name}: {ended.result.json}")
 

@@ -55,7 +55,7 @@ async def enqueue() -> None:
         except AlreadyExists:
             print("send-invoice is already there")
         invoice = Invoice(number="2026-0042", cents=1999, email="ada@example.org")
-        run = await client.enqueue("send-invoice", invoice, unique=invoice.number)
+        run = await client.enqueue("send-invoice", invoice)
         print(run.name)
 
 

@@ -1,8 +1,9 @@
 """Values that tests build often, each with a valid default for everything not named."""
 
+from datetime import UTC, datetime
 from typing import Any
 
-from fencepost_server.clock import MINUTE, SECOND, Duration, Instant, from_datetime
+from fencepost_server.clock import MINUTE, Duration, Instant, from_datetime
 from fencepost_server.domain.job import BackoffJitter, JobSpec, RetryPolicy, RunLimits, Target
 from fencepost_server.domain.run import RunKey, RunState
 from fencepost_server.domain.schedule import (
@@ -19,8 +20,7 @@ from fencepost_server.policy.outcome import OpenAttempt
 
 JOB_ID = "0197a4c2-7d1e-7b1a-9c55-3f2f6a1d0e42"
 # Tuesday, 1 December 2026, noon in UTC: a whole second, minute and hour.
-NOON: Instant = 1_796_126_400 * SECOND
-assert NOON == from_datetime(__import__("datetime").datetime.fromisoformat("2026-12-01T12:00:00Z"))
+NOON: Instant = from_datetime(datetime(2026, 12, 1, 12, tzinfo=UTC))
 
 
 def every(duration: Duration = MINUTE, **fields: Any) -> Schedule:

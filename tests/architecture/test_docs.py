@@ -10,6 +10,7 @@ from docs.generate import DOCS, SECTIONS, pages, refresh
 ROOT = DOCS.parent
 _LINK = re.compile(r"\]\((?!https?://|#)([^)#\s]+)(?:#[^)]*)?\)")
 _ADR_REFERENCE = re.compile(r"docs/adr/(\d{4})[\w-]*(?:\.md)?")
+_EVENT = re.compile(r'_log\.(?:debug|info|warning|error|exception)\(\s*"(\w+)"')
 _SOURCES = ("server/fencepost_server", "sdk/python/fencepost", "migrations", "tests", "benchmarks")
 
 
@@ -69,3 +70,14 @@ def test_every_decision_that_a_source_names_exists() -> None:
     }
 
     assert named - known == set()
+
+
+def test_every_event_of_the_servers_log_is_explained() -> None:
+    text = (DOCS / "operations.md").read_text()
+    events = {
+        event
+        for path in (ROOT / "server" / "fencepost_server").rglob("*.py")
+        for event in _EVENT.findall(path.read_text())
+    }
+
+    assert {event for event in events if f"`{event}`" not in text} == set()

@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator
 
 import pytest
-from fencepost.v1 import job_pb2
+from fencepost.v1 import job_pb2, schedule_pb2
 from fencepost.v1 import job_service_pb2 as pb
 from fencepost_server.clock import SECOND
 
@@ -101,3 +101,15 @@ async def test_an_anchorless_interval_keeps_its_beat(server: DefinitionServer) -
     # It still counts from its creation: the second beat is half an hour away.
     assert changed.next_run_at.seconds == first.next_run_at.seconds + 1800
     assert (await update(server, job, "schedule")).job == changed
+
+
+async def test_a_long_backlog_is_settled_to_its_end(server: DefinitionServer) -> None:
+    job = yearly_job("* * * * * *")
+    job.schedule.overlap_policy = schedule_pb2.OVERLAP_POLICY_ALLOW
+    job.schedule.misfire_policy.threshold.seconds = 86_400
+    await create(server, job)
+    due = await make_due(server, 30_000)
+    changed = (await update(server, yearly_job(), "schedule")).job
+    made = await runs(server)
+    assert (made[0][3], made[-1][3]) == (due, changed.last_scheduled_at.seconds)
+    assert len(made) == changed.last_scheduled_at.seconds - due + 1 >= 30_000

@@ -122,6 +122,13 @@ async def test_apply_makes_the_job_and_then_changes_it(server: DefinitionServer)
     assert (changed.created, changed.job.version) == (False, 2)
 
 
+async def test_a_condition_on_a_job_that_is_gone_does_not_hold(server: DefinitionServer) -> None:
+    job = yearly_job()
+    job.etag = (await create(server)).etag
+    await server.jobs.DeleteJob(pb.DeleteJobRequest(name=NAME))
+    assert (await refusal(update(server, job, allow_missing=True))).reason == "JOB_NOT_FOUND"
+
+
 async def test_applies_at_once_make_one_job(server: DefinitionServer) -> None:
     answers = await asyncio.gather(
         *(update(server, yearly_job(), allow_missing=True) for _ in range(5))

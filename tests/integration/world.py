@@ -16,7 +16,6 @@ from typing import Any
 import asyncpg
 from fencepost_server.clock import (
     DAY,
-    HOUR,
     MILLISECOND,
     SECOND,
     DatabaseClock,
@@ -447,5 +446,3 @@ async def _assemble(
         tenant_id=await catalogue.tenant_id("default"),
     )
 
-
-__all__ = ["HOUR", "NOON", "TIMEOUT_FAILURE", "HandClock", "Woken", "World", "build"]

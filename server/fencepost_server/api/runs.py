@@ -205,7 +205,7 @@ class RunServicer(run_service_pb2_grpc.RunServiceServicer):
 
     # Work -----------------------------------------------------------------------------------
 
-    async def Work(  # type: ignore[override] - it writes through the context
+    async def Work(  # type: ignore[override]  # it writes through the context
         self, request_iterator: Any, context: Context
     ) -> None:
         """A worker session."""
@@ -249,7 +249,7 @@ class RunServicer(run_service_pb2_grpc.RunServiceServicer):
 
     # Not served yet -------------------------------------------------------------------------
 
-    async def WatchRuns(  # type: ignore[override] - it never streams
+    async def WatchRuns(  # type: ignore[override]  # it never streams
         self, request: run_service_pb2.WatchRunsRequest, context: Context
     ) -> None:
         """Not served yet."""

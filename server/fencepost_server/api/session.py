@@ -16,6 +16,7 @@ from fencepost_server.api.limits import CREDIT_WINDOW_MAX
 from fencepost_server.api.outbox import WRITE_WAIT_MAX, Outbox
 from fencepost_server.api.wire_worker import (
     Assignments,
+    Fenced,
     Read,
     read_completion,
     read_held,
@@ -47,7 +48,6 @@ EXPIRED_AFTER: Duration = 30 * SECOND
 RECEIPT_LAG_MAX: Duration = 2 * SECOND
 # What a broken stream leaves a worker to say that it has a run it never receipted.
 UNRECEIPTED_FUSE: Duration = 5 * SECOND
-_MESSAGES_MAX = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +128,6 @@ class Session:
         self._bounded = any(each.in_flight_max for each in info.subscriptions.values())
         self._takes_runs = True
         self._left = False
-        self._limiter = asyncio.Semaphore(_MESSAGES_MAX)
         self._group: asyncio.TaskGroup | None = None
 
     # Subscriber ---------------------------------------------------------------------------
@@ -220,7 +219,7 @@ class Session:
                     if event == "goodbye":
                         await self._goodbye(request.goodbye)
                         break
-                    await self._take_event(event, request)
+                    self._take_event(event, request)
             finally:
                 watch.cancel()
         self._group = None
@@ -249,15 +248,15 @@ class Session:
                 self._credit_limit = limit
                 self._parts.dispatcher.credit_raised()
 
-    async def _take_event(self, event: str | None, request: run_service_pb2.WorkRequest) -> None:
+    def _take_event(self, event: str | None, request: run_service_pb2.WorkRequest) -> None:
         match event:
             case "heartbeat":
                 self._held = len(request.heartbeat.runs)
-                await self._start(self._heartbeat(request.heartbeat))
+                self._start(self._heartbeat(request.heartbeat))
             case "completions":
-                await self._start(self._complete(request.completions.completions))
+                self._start(self._complete(request.completions.completions))
             case "releases":
-                await self._start(self._release(request.releases.releases))
+                self._start(self._release(request.releases.releases))
             case "drain":
                 self.stop_taking()
                 ack = worker_pb2.DrainAck(last_batch_seq=self.outbox.last_seq)
@@ -268,12 +267,13 @@ class Session:
             case _:
                 pass  # Credits and receipts alone, or an event of a later revision.
 
-    async def _start(self, work: Coroutine[Any, Any, None]) -> None:
-        """Store without holding up the reader; bounded, so that a flood holds up itself."""
+    def _start(self, work: Coroutine[Any, Any, None]) -> None:
+        """Store without holding up the reader, or heartbeats would wait behind completions.
+
+        What waits is bounded by the tickers, which refuse more than they can hold.
+        """
         assert self._group is not None
-        await self._limiter.acquire()
-        running = self._group.create_task(work)
-        running.add_done_callback(lambda _: self._limiter.release())
+        self._group.create_task(work)
 
     async def _heartbeat(self, heartbeat: worker_pb2.Heartbeat) -> None:
         ack = worker_pb2.HeartbeatAck(seq=heartbeat.seq)
@@ -303,7 +303,7 @@ class Session:
 
     async def _report(
         self,
-        messages: Sequence[worker_pb2.Completion] | Sequence[worker_pb2.Release],
+        messages: Sequence[Fenced],
         read: Sequence[Read],
     ) -> None:
         """Verdicts for entries of one message, after the commit of those that could be read."""

@@ -47,7 +47,9 @@ _log = structlog.get_logger("wire_worker")
 Read: TypeAlias = Report | FencepostError
 
 
-class _Fenced(Protocol):
+class Fenced(Protocol):
+    """A message that is about one attempt of a run."""
+
     @property
     def run(self) -> run_pb2.RunKey: ...
     @property
@@ -77,7 +79,7 @@ def write_run_key(key: RunKey, into: run_pb2.RunKey) -> None:
     into.scheduled_at.nanos = key.scheduled_at % SECOND * 1000
 
 
-def read_attempt(message: _Fenced, *, field: str) -> tuple[RunKey, int]:
+def read_attempt(message: Fenced, *, field: str) -> tuple[RunKey, int]:
     """The run and the fence that a message is about. Raises InvalidField."""
     key = read_run_key(message.run, field=f"{field}.run")
     if message.attempt < 1:
@@ -225,7 +227,7 @@ def write_verdict(key: RunKey, attempt: int, judged: Judged) -> worker_pb2.Attem
     return message
 
 
-def write_refusal(message: _Fenced, error: FencepostError) -> worker_pb2.AttemptVerdict:
+def write_refusal(message: Fenced, error: FencepostError) -> worker_pb2.AttemptVerdict:
     """INVALID, for an entry that could not be read: its key and attempt as they came."""
     return worker_pb2.AttemptVerdict(
         run=message.run,
@@ -236,7 +238,7 @@ def write_refusal(message: _Fenced, error: FencepostError) -> worker_pb2.Attempt
     )
 
 
-def write_retry(message: _Fenced, *, after: Duration = RETRY_AFTER) -> worker_pb2.AttemptVerdict:
+def write_retry(message: Fenced, *, after: Duration = RETRY_AFTER) -> worker_pb2.AttemptVerdict:
     """RETRY, for an entry that could not be stored just now."""
     verdict = worker_pb2.AttemptVerdict(
         run=message.run, attempt=message.attempt, verdict=worker_pb2.VERDICT_RETRY

@@ -1,6 +1,8 @@
 """Finds, locks and reads one job, and the refusals that go with it."""
 
+from fencepost_server.clock import Instant
 from fencepost_server.domain.names import JobName
+from fencepost_server.engine.settle import Settled, settle
 from fencepost_server.errors import EtagMismatch, JobNotFound
 from fencepost_server.store import jobs as store
 from fencepost_server.store.database import Connection
@@ -64,6 +66,25 @@ async def lock_seen(connection: Connection, seen: JobRecord) -> JobRecord:
     if job is None or job.revision != seen.revision:
         raise SeenOldError
     return job
+
+
+async def settle_owed(
+    connection: Connection, job: JobRecord, *, now: Instant
+) -> tuple[JobRecord, Settled]:
+    """Decides every fire up to `now` of a job whose rule ends here; the job as it is then.
+
+    A paused job makes no run of them. One call of settle leaves a very long backlog due, and
+    after this nobody would look at it again.
+    """
+    owed = Settled()
+    while job.next_run_at is not None and job.next_run_at <= now:
+        before = job.next_run_at
+        settled = await settle(connection, job_ids=[job.job_id], now=now, deleting=True)
+        owed.made += settled.made
+        owed.lanes |= settled.lanes
+        job = await reread(connection, job)
+        assert job.next_run_at is None or job.next_run_at > before, "settling goes forward"
+    return job, owed
 
 
 async def reread(connection: Connection, job: JobRecord) -> JobRecord:

@@ -19,6 +19,7 @@ from fencepost_server.engine.job_access import (
     lock_seen,
     read_named,
     reread,
+    settle_owed,
 )
 from fencepost_server.engine.job_creation import JobCreation, JobEntry, Origin
 from fencepost_server.engine.settle import Settled, settle
@@ -54,6 +55,15 @@ class JobUpdate:
 # The job and whether the call made it, or the stored answer of an earlier call.
 Updated: TypeAlias = tuple[JobRecord, bool] | bytes
 EncodeUpdate: TypeAlias = Callable[[JobRecord, bool], bytes]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Change:
+    """A job as it was seen, and what it is to become."""
+
+    seen: JobRecord
+    definition: Definition
+    settings: JobSettings
 
 
 class _TakenBack(Exception):
@@ -94,16 +104,7 @@ class JobUpdates:
     ) -> Updated:
         """One round: work the change out on what is stored now, then store it if that holds."""
         try:
-            seen = await self._get(asked.name)
-            if asked.etag and asked.etag != seen.etag:
-                raise etag_mismatch(asked.name, seen)
-            definition = asked.change(seen)
-            schedule = definition.spec.schedule
-            if schedule is not None and schedule != seen.spec.schedule:
-                validate(schedule, origin.now, seed=f"{origin.tenant}/{seen.name}")
-            settings = await self._creation.settings(
-                definition, tenant=origin.tenant, job_name=seen.name
-            )
+            change = await self._work_out(origin, asked)
         except FencepostError as error:
             # A call that was answered before gets that answer, whatever has changed since.
             if asked.request is not None and not asked.validate_only:
@@ -112,53 +113,44 @@ class JobUpdates:
                 )
                 for answer in before.values():
                     return _answered(answer)
-            if isinstance(error, JobNotFound) and asked.create is not None:
+            if isinstance(error, JobNotFound) and asked.create is not None and not asked.etag:
                 return await self._create_missing(origin, asked, encode)
             raise
-        changed: tuple[JobRecord, Settled] | bytes
+        request = None if asked.validate_only else asked.request
         try:
             async with self._database.requests.transaction() as connection:
-                changed = await self._store_update(
-                    connection, origin, asked, scope, encode, seen, definition, settings
+                before = await requests.begin(
+                    connection, scope, [] if request is None else [request], now=origin.now
                 )
+                for answer in before.values():
+                    return _answered(answer)
+                job, settled = await _store(connection, origin, change)
+                if request is not None:
+                    await requests.finish(
+                        connection, scope, {request.request_id: encode(job, False)}
+                    )
                 if asked.validate_only:
                     raise _TakenBack
         except _TakenBack:
-            assert not isinstance(changed, bytes), "a check never asks for stored answers"
-            return changed[0], False
-        if isinstance(changed, bytes):
-            return changed
-        job, settled = changed
-        announce(self._wake, job, settled)
+            return job, False
+        if job.revision != change.seen.revision:
+            announce(self._wake, job, settled)
         return job, False
 
-    async def _store_update(
-        self,
-        connection: Connection,
-        origin: Origin,
-        asked: JobUpdate,
-        scope: RequestScope,
-        encode: EncodeUpdate,
-        seen: JobRecord,
-        definition: Definition,
-        settings: JobSettings,
-    ) -> tuple[JobRecord, Settled] | bytes:
-        request = None if asked.validate_only else asked.request
-        before = await requests.begin(
-            connection, scope, [] if request is None else [request], now=origin.now
+    async def _work_out(self, origin: Origin, asked: JobUpdate) -> _Change:
+        tenant_id = await self._catalogue.tenant_id(asked.name.tenant)
+        async with self._database.requests.connection() as connection:
+            seen = await read_named(connection, tenant_id, asked.name)
+        if asked.etag and asked.etag != seen.etag:
+            raise etag_mismatch(asked.name, seen)
+        definition = asked.change(seen)
+        schedule = definition.spec.schedule
+        if schedule is not None and schedule != seen.spec.schedule:
+            validate(schedule, origin.now, seed=f"{origin.tenant}/{seen.name}")
+        settings = await self._creation.settings(
+            definition, tenant=origin.tenant, job_name=seen.name
         )
-        for answer in before.values():
-            return _answered(answer)
-        job = await lock_seen(connection, seen)
-        settled = Settled()
-        if not definition.same_as(Definition(spec=job.spec, payload=job.payload)):
-            settled = await _redefine(
-                connection, job, definition, settings, tenant=origin.tenant, now=origin.now
-            )
-            job = await reread(connection, job)
-        if request is not None:
-            await requests.finish(connection, scope, {request.request_id: encode(job, False)})
-        return job, settled
+        return _Change(seen=seen, definition=definition, settings=settings)
 
     async def _create_missing(
         self, origin: Origin, asked: JobUpdate, encode: EncodeUpdate
@@ -178,11 +170,6 @@ class JobUpdates:
             raise outcome
         return outcome if isinstance(outcome, bytes) else (outcome.job, True)
 
-    async def _get(self, name: JobName) -> JobRecord:
-        tenant_id = await self._catalogue.tenant_id(name.tenant)
-        async with self._database.requests.connection() as connection:
-            return await read_named(connection, tenant_id, name)
-
 
 def announce(wake: Wake, job: JobRecord, settled: Settled) -> None:
     """After a commit: the job may be due earlier than before, and runs may be ready."""
@@ -192,27 +179,31 @@ def announce(wake: Wake, job: JobRecord, settled: Settled) -> None:
         wake.lanes(settled.lanes)
 
 
+async def _store(
+    connection: Connection, origin: Origin, change: _Change
+) -> tuple[JobRecord, Settled]:
+    """Locks the job and brings it to the wanted definition. Raises SeenOldError."""
+    job = await lock_seen(connection, change.seen)
+    if change.definition.same_as(Definition(spec=job.spec, payload=job.payload)):
+        return job, Settled()
+    settled = await _redefine(connection, job, change, tenant=origin.tenant, now=origin.now)
+    return await reread(connection, job), settled
+
+
 async def _redefine(
-    connection: Connection,
-    job: JobRecord,
-    definition: Definition,
-    settings: JobSettings,
-    *,
-    tenant: str,
-    now: Instant,
+    connection: Connection, job: JobRecord, change: _Change, *, tenant: str, now: Instant
 ) -> Settled:
     """Stores the next version of a locked job; what was due by the old rule is settled first."""
+    definition = change.definition
     schedule = definition.spec.schedule
     moves = _time_rule(schedule) != _time_rule(job.spec.schedule)
     settled = Settled()
     next_run_at = None
     if moves:
-        # A paused job makes no run now, so all it has passed by is recorded as skipped.
-        settled = await settle(connection, job_ids=[job.job_id], now=now, deleting=job.paused)
-        job = await reread(connection, job)
+        job, settled = await settle_owed(connection, job, now=now)
         next_run_at = _next_run_at(schedule, job, seed=f"{tenant}/{job.name}", now=now)
     await store.add_version(connection, job, definition.spec, definition.payload, now=now)
-    await store.redefine(connection, job, settings, moves=moves, next_run_at=next_run_at)
+    await store.redefine(connection, job, change.settings, moves=moves, next_run_at=next_run_at)
     if next_run_at is not None and next_run_at <= now:
         due = await settle(connection, job_ids=[job.job_id], now=now)
         settled.lanes.update(due.lanes)

@@ -11,7 +11,13 @@ from fencepost_server.domain.job import JobState
 from fencepost_server.domain.names import JobName
 from fencepost_server.domain.schedule import Schedule
 from fencepost_server.engine.cancel import cancel_job_runs
-from fencepost_server.engine.job_access import etag_mismatch, lock_named, read_named, reread
+from fencepost_server.engine.job_access import (
+    etag_mismatch,
+    lock_named,
+    read_named,
+    reread,
+    settle_owed,
+)
 from fencepost_server.engine.job_creation import Encode, JobCreation, JobEntry, Origin, Outcome
 from fencepost_server.engine.job_update import (
     EncodeUpdate,
@@ -106,7 +112,7 @@ class Jobs:
                 job = await lock_named(connection, tenant_id, name)
                 if etag and etag != job.etag:
                     raise etag_mismatch(name, job)
-                settled = await settle(connection, job_ids=[job.job_id], now=now, deleting=True)
+                _, settled = await settle_owed(connection, job, now=now)
                 await store.bury(connection, job.job_id, now=now)
                 if cancel_runs:
                     await cancel_job_runs(

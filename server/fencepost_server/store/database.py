@@ -32,7 +32,14 @@ _POSTGRES_EPOCH: Instant = 946_684_800_000_000
 # Postgres is there but cannot serve (starting, stopping, read-only standby, too many
 # connections, cancelled by an operator): the same call may succeed a moment later.
 _AWAY_CODES = ("08", "53", "57", "25006", "25P03", "40", "55P03", "58")
-_AWAY_ERRORS = (ConnectionError, TimeoutError, OSError, asyncpg.InterfaceError)
+_AWAY_ERRORS = (
+    ConnectionError,
+    TimeoutError,
+    OSError,
+    asyncpg.InterfaceError,
+    # What asyncpg makes of a connection that breaks at the wrong moment.
+    asyncpg.InternalClientError,
+)
 
 # The planner's guesses about due and ready rows are wrong in the ways that hurt most, so
 # these statements get the plan they were written for (docs/adr/0004).

@@ -18,19 +18,24 @@ WHERE tenant_id = @tenant_id AND method = @method AND request_id = ANY (@request
 
 -- name: finish_requests
 -- Stores the first answers; an id without an answer is forgotten, so that its call can be
--- sent again.
-WITH answers AS (
-    SELECT * FROM unnest(@request_ids::text[], @responses::bytea[]) AS a (request_id, response)
+-- sent again. The rows are this transaction's own, so their ctids hold still; a join by key
+-- would read every id of the tenant when the planner takes them for few.
+WITH answers AS MATERIALIZED (
+    SELECT a.response, f.tid
+    FROM unnest(@request_ids::text[], @responses::bytea[]) AS a (request_id, response)
+    CROSS JOIN LATERAL (
+        SELECT r.ctid AS tid FROM fencepost.requests AS r
+        WHERE r.tenant_id = @tenant_id AND r.method = @method AND r.request_id = a.request_id
+        OFFSET 0
+    ) AS f
 ), stored AS (
     UPDATE fencepost.requests AS r SET response = a.response
     FROM answers AS a
-    WHERE r.tenant_id = @tenant_id AND r.method = @method
-      AND r.request_id = a.request_id AND a.response IS NOT NULL
+    WHERE r.ctid = a.tid AND a.response IS NOT NULL
 )
 DELETE FROM fencepost.requests AS r
 USING answers AS a
-WHERE r.tenant_id = @tenant_id AND r.method = @method
-  AND r.request_id = a.request_id AND a.response IS NULL;
+WHERE r.ctid = a.tid AND a.response IS NULL;
 
 -- name: forget_requests
 -- Drops a bounded number of expired memories.

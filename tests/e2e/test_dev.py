@@ -27,10 +27,12 @@ FIRST_RUN = re.compile(r"first run succeeded: hello/\S+Z")
 class Dev:
     """One `fencepost dev` process and the lines it prints."""
 
-    def __init__(self, data_dir: Path, port: int, *flags: str) -> None:
+    def __init__(self, data_dir: Path, port: int, *flags: str, database_url: str = "") -> None:
         self.server = f"127.0.0.1:{port}"
-        environment = os.environ | {"FENCEPOST_DEV_DIR": str(data_dir)}
-        environment.pop("FENCEPOST_DATABASE_URL", None)
+        environment = os.environ | {
+            "FENCEPOST_DEV_DIR": str(data_dir),
+            "FENCEPOST_DATABASE_URL": database_url,
+        }
         self.process = subprocess.Popen(
             [*FENCEPOST, "dev", "--listen", self.server, *flags],
             env=environment,
@@ -82,9 +84,9 @@ class Dev:
 
 
 @contextmanager
-def dev(data_dir: Path, port: int, *flags: str) -> Iterator[Dev]:
+def dev(data_dir: Path, port: int, *flags: str, database_url: str = "") -> Iterator[Dev]:
     """A development set-up that is gone at the end of the block, whatever happened in it."""
-    started = Dev(data_dir, port, *flags)
+    started = Dev(data_dir, port, *flags, database_url=database_url)
     try:
         yield started
     finally:
@@ -116,6 +118,10 @@ def test_demo_runs_is_listed_drains_and_keeps_its_data(postgres_dir: Path, port:
         watched = first.call("run", "hello", "--watch", "--timeout", "30s")
         assert watched.returncode == 0, watched.stderr
         assert "succeeded" in watched.stdout
+        run_name = json.loads(first.call("runs", "list", "hello", "-o", "json").stdout)
+        shown = first.call("runs", "get", run_name["runs"][-1]["name"])
+        assert shown.returncode == 0, shown.stderr
+        assert "succeeded" in shown.stdout.splitlines()[-1]
         workers = json.loads(first.call("workers", "list", "-o", "json").stdout)["workers"]
         assert [worker["displayName"] for worker in workers] == ["demo"]
         children = descendants(first.process.pid)
@@ -164,3 +170,18 @@ def test_a_second_dev_is_refused_and_harms_nothing(postgres_dir: Path, port: int
         assert first.end() == 0
     with dev(postgres_dir, port, "--reset") as clean:
         clean.wait_for("applied 0001")
+
+
+def test_a_database_of_ones_own_is_taken_and_never_cleared(
+    tmp_path: Path, port: int, empty_database_url: str
+) -> None:
+    with dev(tmp_path, port, "--reset", database_url=empty_database_url) as refused:
+        assert refused.end() == 1
+        assert any("will not clear the database" in line for line in refused.lines)
+    with dev(tmp_path, port, database_url=empty_database_url) as started:
+        started.wait_for("as FENCEPOST_DATABASE_URL says")
+        started.wait_for("ready in")
+        assert started.call("jobs", "create", "a", "--kind", "k").returncode == 0
+        started.process.send_signal(signal.SIGTERM)
+        assert started.end() == 0
+    assert list(tmp_path.iterdir()) == []

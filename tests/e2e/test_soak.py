@@ -92,7 +92,7 @@ def _job(number: int) -> tuple[job_pb2.Job, CronJob | None]:
     )
     cron = None
     if number % 3 == 0:
-        schedule.interval.every.FromSeconds(7 + number % 14)
+        schedule.interval.every.FromSeconds(3 + number % 9)
     else:
         rules = list(MINUTE_RULES)
         cron = CronJob(minute_rule=rules[number % len(rules)], zone=ZONES[number % len(ZONES)])
@@ -224,7 +224,7 @@ async def _check(
         f"\n{fires} fires checked: {len(runs)} runs, {fires - len(runs)} skipped by overlap, "
         f"{lost} leases lost, {again} runs with a second attempt"
     )
-    assert len(runs) > 10_000
+    assert len(runs) > 8_000
     assert lost > 0, "no lease was lost: the faults did not bite"
     assert again > 0, "no run was claimed twice: the faults did not bite"
 

@@ -253,7 +253,7 @@ async def test_the_key_of_an_ended_run_is_never_used_again(database_url: str, ta
                  replay_count, state, origin, priority, dead_reason)
                 SELECT s.job_id, $2, now(), now(), now(), s.tenant_id, s.queue_id, s.kind_id, 1, 1,
                        1, 0, 0, 0, 'dead', 'enqueue', 0, 'max_failures'
-                FROM fencepost.job_schedules s WHERE s.job_id = $1 RETURNING 1""",
+                FROM fencepost.job_schedules s WHERE s.job_id = $1 RETURNING 1""",  # noqa: S608 - a table of the list above
                 job.job_id,
                 to_datetime(due + offset),
             )

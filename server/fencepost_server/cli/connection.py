@@ -106,6 +106,7 @@ _EXIT_CODES = {
     grpc.StatusCode.DEADLINE_EXCEEDED: ExitCode.UNREACHABLE,
 }
 _HINTS = {
+    "INVALID_FIELD": "the command's --help shows what is allowed",
     "INVALID_SCHEDULE": "fencepost jobs create --help shows how schedules are written",
     "FILTER_NOT_SUPPORTED": "conditions are field=value, for example --filter 'state=RUNNING'",
     "TENANT_NOT_FOUND": "name another with --tenant or FENCEPOST_TENANT",

@@ -20,13 +20,17 @@ if TYPE_CHECKING:
     from fencepost.v1.schedule_pb2 import Schedule
 
 
-def show_jobs(settings: Settings, jobs: "Sequence[Job]") -> None:
-    """Many, a line for each."""
+def show_jobs(settings: Settings, jobs: "Sequence[Job]", *, conditions: str) -> None:
+    """Many, a line for each; `conditions` is the filter that they match."""
     if settings.json:
         print_json_list("jobs", jobs)
         return
     if not jobs:
-        note("no jobs; create one: fencepost jobs create NAME --kind KIND --every 30s")
+        note(
+            f"no job matches {conditions}"
+            if conditions
+            else "no jobs; create one: fencepost jobs create NAME --kind KIND --every 30s"
+        )
         return
     rows = [
         (

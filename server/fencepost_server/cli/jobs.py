@@ -193,7 +193,7 @@ def list_jobs(
             return page.jobs, page.next_page_token
 
         jobs = collect(fetch, limit=limit)
-    show_jobs(settings, jobs)
+    show_jobs(settings, jobs, conditions=joined)
 
 
 @app.command("get")

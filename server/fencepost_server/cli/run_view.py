@@ -21,13 +21,17 @@ if TYPE_CHECKING:
     from fencepost.v1.run_pb2 import Attempt, Run
 
 
-def show_runs(settings: Settings, runs: "Sequence[Run]") -> None:
-    """Many, a line for each."""
+def show_runs(settings: Settings, runs: "Sequence[Run]", *, conditions: str) -> None:
+    """Many, a line for each; `conditions` is the filter that they match."""
     if settings.json:
         print_json_list("runs", runs)
         return
     if not runs:
-        note("no runs; make one: fencepost run JOB --watch")
+        note(
+            f"no run matches {conditions}"
+            if conditions
+            else "no runs; make one: fencepost run JOB --watch"
+        )
         return
     rows = [
         (

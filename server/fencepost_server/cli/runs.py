@@ -98,7 +98,7 @@ def list_runs(
             return page.runs, page.next_page_token
 
         runs = collect(fetch, limit=limit)
-    show_runs(settings, runs)
+    show_runs(settings, runs, conditions=conditions)
 
 
 @app.command("get")

@@ -18,7 +18,7 @@ from fencepost_server.dev.postgres import EmbeddedPostgres
 from fencepost_server.errors import StorageUnavailable
 from fencepost_server.store.migrate import MigrationError, migrate
 
-READY_TIMEOUT_S = 30.0
+READY_TIMEOUT_S = 60.0
 # Long enough for the demo's slowest handler, short enough for somebody who waits for a prompt.
 WORKER_GRACE_S = 30.0
 SERVER_DRAIN_S = 10.0

@@ -103,6 +103,11 @@ class UnaryWork:
         """Until what callers left behind is given back."""
         await asyncio.gather(*self._settling, return_exceptions=True)
 
+    @property
+    def is_settling(self) -> bool:
+        """Whether something that a caller left behind is being given back."""
+        return bool(self._settling)
+
     def give_back(self, runs: Sequence[Claimed]) -> None:
         """Releases runs whose answer nobody will read, in the background."""
         if runs:

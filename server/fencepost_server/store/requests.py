@@ -106,11 +106,6 @@ async def _answers(
     }
 
 
-async def forget_expired(pool: Pool, *, now: Instant, limit: int = 10_000) -> int:
-    """Drops at most `limit` expired memories; returns how many."""
-    return await pool.execute(_SQL["forget_requests"], now=now, limit=limit)
-
-
 def reused(request_id: str, *, field: str = "request_id") -> RequestIdReused:
     """The refusal of an id that came before with another body."""
     return RequestIdReused(

@@ -165,6 +165,7 @@ def test_an_empty_list_is_a_success_with_a_next_step(server: ScriptedServer, run
     result = run("jobs", "list")
     assert (result.code, result.out) == (0, "")
     assert "fencepost jobs create" in result.err
+    assert "no job matches queue=nope" in run("jobs", "list", "--queue", "nope").err
 
 
 def test_pages_are_followed_up_to_the_limit(server: ScriptedServer, run: Run) -> None:

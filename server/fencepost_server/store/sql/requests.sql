@@ -36,12 +36,3 @@ WITH answers AS MATERIALIZED (
 DELETE FROM fencepost.requests AS r
 USING answers AS a
 WHERE r.ctid = a.tid AND a.response IS NULL;
-
--- name: forget_requests
--- Drops a bounded number of expired memories.
-DELETE FROM fencepost.requests AS r
-USING (
-    SELECT tenant_id, method, request_id FROM fencepost.requests
-    WHERE expires_at <= @now ORDER BY expires_at LIMIT @limit FOR UPDATE SKIP LOCKED
-) AS old
-WHERE r.tenant_id = old.tenant_id AND r.method = old.method AND r.request_id = old.request_id;

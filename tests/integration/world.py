@@ -217,7 +217,7 @@ class World:
             now=self.now,
             job_ids=[job_id] * count,
             scheduled_ats=instants,
-            available_ats=[max(self.now, instant - 1) for instant in instants],
+            available_ats=[max(self.now, first - 1)] * count,
             queue_ids=[row["queue_id"]] * count,
             kind_ids=[row["kind_id"]] * count,
             versions=[row["version"]] * count,

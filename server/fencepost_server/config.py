@@ -64,7 +64,7 @@ class Config(BaseSettings):
         "scheduler (fires, reaper, retention).",
     )
     reflection: bool = Field(
-        default=False, description="Let tools such as grpcurl read the contract from the server."
+        default=True, description="Let tools such as grpcurl read the contract from the server."
     )
 
     request_pool_size: int = Field(

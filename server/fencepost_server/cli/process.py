@@ -42,8 +42,9 @@ def server(
         bool, typer.Option("--insecure", help="Allow an address that others can reach.")
     ] = False,
     reflection: Annotated[
-        bool, typer.Option("--reflection", help="Let grpcurl read the contract.")
-    ] = False,
+        bool,
+        typer.Option("--reflection/--no-reflection", help="Let grpcurl read the contract."),
+    ] = True,
     database_url: DatabaseOption = None,
 ) -> None:
     """Run a server until SIGTERM or Ctrl-C, which drain it. Settings are FENCEPOST_* variables.
@@ -61,7 +62,7 @@ def server(
         "ROLES": roles,
         "DATABASE_URL": database_url,
         "INSECURE": "true" if insecure else None,
-        "REFLECTION": "true" if reflection else None,
+        "REFLECTION": None if reflection else "false",
     }
     os.environ.update({f"FENCEPOST_{key}": value for key, value in given.items() if value})
     _check_settings()

@@ -3,6 +3,6 @@
 import subprocess
 import sys
 
-for name in ("firing", "delivery", "latency"):
+for name in ("cron", "firing", "delivery", "latency"):
     print(f"== {name}", flush=True)
     subprocess.run([sys.executable, "-m", f"benchmarks.{name}"], check=True)

@@ -5,13 +5,13 @@ protocol §6: health, GOAWAY, drain of sessions, answers to what is under way, e
 """
 
 import asyncio
+import os
 import signal
 import uuid
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from importlib.metadata import version
-from typing import Any
 
 import grpc.aio
 import structlog
@@ -32,7 +32,8 @@ from fencepost_server.api.jobs import JobServicer
 from fencepost_server.api.limits import MESSAGE_BYTES_MAX
 from fencepost_server.api.page_tokens import PageTokens
 from fencepost_server.api.runs import RunServicer
-from fencepost_server.api.session import SessionParts, Settlement
+from fencepost_server.api.session import SessionParts
+from fencepost_server.api.settlement import Settlement
 from fencepost_server.api.status import StatusInterceptor
 from fencepost_server.api.unary_calls import UnaryCalls
 from fencepost_server.api.wire_worker import Assignments
@@ -46,6 +47,7 @@ from fencepost_server.engine.enqueue import Enqueues
 from fencepost_server.engine.firing import Scheduler
 from fencepost_server.engine.jobs import Jobs
 from fencepost_server.engine.lifecycle import TIMEOUT_CODE, Lifecycle
+from fencepost_server.engine.loops import Loops, when_stored
 from fencepost_server.engine.promoter import Promoter
 from fencepost_server.engine.reaper import LeaseKeeper, Reaper
 from fencepost_server.engine.retention import Retention
@@ -55,9 +57,11 @@ from fencepost_server.engine.timekeeper import Timekeeper
 from fencepost_server.engine.unary_work import UnaryWork
 from fencepost_server.engine.wake import JOBS_CHANNEL, LANES_CHANNEL, Wakes
 from fencepost_server.engine.workers import WorkerRegistry
+from fencepost_server.errors import StorageUnavailable
 from fencepost_server.store.admin import AdminStore
 from fencepost_server.store.catalogue import Catalogue
 from fencepost_server.store.database import Database
+from fencepost_server.store.migrate import MigrationError, check_schema
 from fencepost_server.store.notify import Notifier
 
 _log = structlog.get_logger("app")
@@ -73,6 +77,7 @@ _CLOCK_INTERVAL: Duration = SECOND
 _LEASE_TICK: Duration = SECOND
 _WORKERS_INTERVAL: Duration = SECOND
 _MEMO_INTERVAL_S = 3600
+_SETTLE_MAX_S = 10
 
 # See protocol §8. One port belongs to one process: with SO_REUSEPORT a second server on the
 # same port would silently take half of the calls.
@@ -90,8 +95,8 @@ _OPTIONS = (
 )
 
 
-class ListenError(Exception):
-    """The address cannot be listened on."""
+class StartError(Exception):
+    """The server cannot start, and waiting would not help."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,13 +116,20 @@ class Engine:
 async def serve(config: Config, *, started: Callable[[int], None] | None = None) -> None:
     """Serve until SIGTERM or SIGINT, then drain; a second signal ends at once.
 
-    `started(port)` is called when calls are answered. Raises ListenError, or whatever a part
+    `started(port)` is called when calls are answered. Raises StartError, or whatever a part
     of the server failed with.
     """
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
+
+    def told(number: signal.Signals) -> None:
+        if stopping.is_set():
+            _log.warning("ended_at_once", signal=number.name)
+            os._exit(128 + number)
+        stopping.set()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopping.set)
+        loop.add_signal_handler(number, told, number)
     try:
         await run_server(config, stopping=stopping, started=started)
     finally:
@@ -142,7 +154,27 @@ async def run_server(
         )
         checks = health.aio.HealthServicer()
         engine = _engine(config, database, _storage_told(checks))
-        await engine.clock_keeper.first_sample()
+        retention = Retention(
+            database=database,
+            clock=database.clock,
+            days=config.history_retention_days,
+            days_ahead=config.day_tables_ahead,
+        )
+        retention.is_trusted = lambda: engine.clock_keeper.is_trusted
+        keeper = LeaseKeeper(database=database, clock=database.clock, lifecycle=engine.lifecycle)
+
+        async def prepare() -> None:
+            await check_schema(config.database_url)
+            await engine.clock_keeper.first_sample()
+            await retention.ensure_day_tables()
+            await keeper.tick()
+
+        try:
+            if not await when_stored(prepare, stopping):
+                _log.info("stopped")
+                return
+        except MigrationError as error:
+            raise StartError(str(error)) from error
         engine.wakes.notifier = await stack.enter_async_context(
             Notifier(
                 config.database_url,
@@ -151,19 +183,9 @@ async def run_server(
                 interval=_micros(config.notify_interval_s),
             )
         )
-        retention = Retention(
-            database=database,
-            clock=database.clock,
-            days=config.history_retention_days,
-            days_ahead=config.day_tables_ahead,
-        )
-        retention.is_trusted = lambda: engine.clock_keeper.is_trusted
-        await retention.ensure_day_tables()
-        loops = await stack.enter_async_context(_Loops())
+        loops = await stack.enter_async_context(Loops())
         loops.start("clock", engine.clock_keeper.run(interval=_CLOCK_INTERVAL))
         loops.start("lifecycle", engine.lifecycle.run())
-        keeper = LeaseKeeper(database=database, clock=database.clock, lifecycle=engine.lifecycle)
-        await keeper.tick()
         loops.start("lease_keeper", keeper.run(interval=_LEASE_TICK))
         if "scheduler" in config.roles:
             _start_scheduler(config, database, engine, retention, loops)
@@ -207,7 +229,7 @@ def _engine(config: Config, database: Database, storage_told: Callable[[bool], N
 
 
 def _start_scheduler(
-    config: Config, database: Database, engine: Engine, retention: Retention, loops: "_Loops"
+    config: Config, database: Database, engine: Engine, retention: Retention, loops: Loops
 ) -> None:
     scheduler = Scheduler(
         database=database,
@@ -249,7 +271,7 @@ async def _serve_api(
     database: Database,
     engine: Engine,
     checks: health.aio.HealthServicer,
-    loops: "_Loops",
+    loops: Loops,
     stopping: asyncio.Event,
     started: Callable[[int], None] | None,
 ) -> None:
@@ -269,7 +291,23 @@ async def _serve_api(
         heartbeat_interval=_micros(config.heartbeat_interval_s),
     )
     server = grpc.aio.server(interceptors=[StatusInterceptor()], options=_OPTIONS)
-    runs = await _add_services(config, database, engine, server, parts, sessions)
+    unary = UnaryWork(
+        database=database,
+        clock=database.clock,
+        claimer=engine.claimer,
+        dispatcher=engine.dispatcher,
+        lifecycle=engine.lifecycle,
+    )
+    page_token_key = b""
+
+    async def read_key() -> None:
+        nonlocal page_token_key
+        page_token_key = await engine.catalogue.page_token_key()
+
+    if not await when_stored(read_key, stopping):
+        return
+    page_tokens = PageTokens(key=page_token_key)
+    runs = _add_services(config, database, engine, server, parts, sessions, unary, page_tokens)
     health_pb2_grpc.add_HealthServicer_to_server(checks, server)
     if config.reflection:
         names = (*_SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME)
@@ -277,7 +315,7 @@ async def _serve_api(
     try:
         port = server.add_insecure_port(config.listen)
     except RuntimeError as error:
-        raise ListenError(f"cannot listen on {config.listen}: {error}") from error
+        raise StartError(f"cannot listen on {config.listen}: {error}") from error
     loops.start("dispatcher", engine.dispatcher.run())
     loops.start("workers", engine.workers.run(interval=_WORKERS_INTERVAL))
     loops.start("rebalance", sessions.rebalance())
@@ -299,19 +337,30 @@ async def _serve_api(
         runs.drain()
         sessions.drain()
         await stop
-        await settle.finish()
-        await engine.workers.write()
+        await _settled(sessions, unary, engine.workers)
 
 
-async def _add_services(
+async def _settled(sessions: WorkSessions, unary: UnaryWork, workers: WorkerRegistry) -> None:
+    """Until what workers left behind is stored; leases run out by themselves if it cannot be."""
+    try:
+        async with asyncio.timeout(_SETTLE_MAX_S):
+            await sessions.drained()
+            await unary.finish()
+            await workers.write()
+    except (StorageUnavailable, TimeoutError) as error:
+        _log.warning("not_settled", error=repr(error))
+
+
+def _add_services(
     config: Config,
     database: Database,
     engine: Engine,
     server: grpc.aio.Server,
     parts: SessionParts,
     sessions: WorkSessions,
+    unary: UnaryWork,
+    page_tokens: PageTokens,
 ) -> RunServicer:
-    page_tokens = PageTokens(key=await engine.catalogue.page_token_key())
     jobs = Jobs(database=database, catalogue=engine.catalogue, wake=engine.wakes)
     job_service_pb2_grpc.add_JobServiceServicer_to_server(
         JobServicer(jobs=jobs, page_tokens=page_tokens), server
@@ -329,31 +378,19 @@ async def _add_services(
             database=database, catalogue=engine.catalogue, specs=engine.specs, wake=engine.wakes
         ),
         reads=RunReads(database=database, catalogue=engine.catalogue),
-        unary=_unary_calls(config, database, engine, parts),
+        unary=UnaryCalls(
+            work=unary,
+            lifecycle=engine.lifecycle,
+            catalogue=engine.catalogue,
+            assignments=parts.assignments,
+            workers=engine.workers,
+            heartbeat_interval=_micros(config.heartbeat_interval_s),
+        ),
         sessions=sessions,
         page_tokens=page_tokens,
     )
     run_service_pb2_grpc.add_RunServiceServicer_to_server(runs, server)
     return runs
-
-
-def _unary_calls(
-    config: Config, database: Database, engine: Engine, parts: SessionParts
-) -> UnaryCalls:
-    return UnaryCalls(
-        work=UnaryWork(
-            database=database,
-            clock=database.clock,
-            claimer=engine.claimer,
-            dispatcher=engine.dispatcher,
-            lifecycle=engine.lifecycle,
-        ),
-        lifecycle=engine.lifecycle,
-        catalogue=engine.catalogue,
-        assignments=parts.assignments,
-        workers=engine.workers,
-        heartbeat_interval=_micros(config.heartbeat_interval_s),
-    )
 
 
 def _storage_told(checks: health.aio.HealthServicer) -> Callable[[bool], None]:
@@ -377,47 +414,6 @@ async def _forget(scheduler: Scheduler) -> None:
     while True:
         await asyncio.sleep(_MEMO_INTERVAL_S)
         await scheduler.forget_old_fires()
-
-
-class _Loops:
-    """The long-lived coroutines of a process; one that fails stops the server."""
-
-    def __init__(self) -> None:
-        self._running: set[asyncio.Task[None]] = set()
-        self._failed = asyncio.Event()
-        self._error: BaseException | None = None
-
-    async def __aenter__(self) -> "_Loops":
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        for running in self._running:
-            running.cancel()
-        await asyncio.gather(*self._running, return_exceptions=True)
-
-    def start(self, name: str, work: Coroutine[Any, Any, None]) -> None:
-        running = asyncio.create_task(work, name=name)
-        self._running.add(running)
-        running.add_done_callback(self._ended)
-
-    async def until(self, stopping: asyncio.Event) -> None:
-        """Until `stopping` is set; raises what a loop failed with."""
-        stop = asyncio.create_task(stopping.wait())
-        failed = asyncio.create_task(self._failed.wait())
-        try:
-            await asyncio.wait({stop, failed}, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            stop.cancel()
-            failed.cancel()
-        if self._error is not None:
-            raise self._error
-
-    def _ended(self, running: asyncio.Task[None]) -> None:
-        if running.cancelled() or self._error is not None:
-            return
-        self._error = running.exception() or AssertionError(f"{running.get_name()} ended")
-        _log.error("loop_failed", loop=running.get_name(), exc_info=self._error)
-        self._failed.set()
 
 
 def _micros(seconds: float) -> Duration:

@@ -226,12 +226,14 @@ async def test_many_callers_at_one_instant_get_different_keys(database_url: str)
         await server.make_job("mail")
         await server.make_job("sms")
         at = stamp((server.now() // SECOND + 100) * SECOND)
-        answers = await asyncio.gather(
-            *(server.enqueue("mail", run_at=at) for _ in range(20)),
-            *(batch(server, [entry(job, run_at=at)] * 20) for job in ["mail", "sms"] * 3),
+        alone, together = await asyncio.gather(
+            asyncio.gather(*(server.enqueue("mail", run_at=at) for _ in range(20))),
+            asyncio.gather(
+                *(batch(server, [entry(job, run_at=at)] * 20) for job in ["mail", "sms"] * 3)
+            ),
         )
-        keys = [(run.key.job_id, micros(run.key.scheduled_at)) for run in answers[:20]]
-        for response in answers[20:]:
+        keys = [(run.key.job_id, micros(run.key.scheduled_at)) for run in alone]
+        for response in together:
             keys += [
                 (each.response.run.key.job_id, micros(each.response.run.key.scheduled_at))
                 for each in response.outcomes

@@ -449,8 +449,9 @@ async def test_a_key_that_is_in_history_already_does_not_hold_up_the_others(
         [Report(key=run.key, attempt=run.attempt, ending=ending) for run in runs]
     )
     verdicts = {run.key: each.verdict for run, each in zip(runs, judged, strict=True)}
-    assert verdicts.pop(twice.key) is Verdict.RETRY
+    assert verdicts.pop(twice.key) is Verdict.ALREADY_APPLIED
     assert set(verdicts.values()) == {Verdict.APPLIED}
+    assert await world.value("SELECT count(*) FROM fencepost.run_queue") == 1
 
 
 async def _put_back_what_ended(world: World) -> None:

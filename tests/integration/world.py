@@ -187,6 +187,9 @@ class World:
 
     async def queue_id(self, name: str) -> int:
         """The queue of that name, made if need be."""
+        found = await self.catalogue.find_queue_ids(self.tenant_id, [name])
+        if name in found:
+            return found[name]
         await self.raw.execute(
             "INSERT INTO fencepost.queues (tenant_id, name, created_at, updated_at) "
             "VALUES ($1, $2, now(), now()) ON CONFLICT DO NOTHING",

@@ -16,6 +16,8 @@ from fencepost_server.domain.run import RunKey
 
 BATCH_RUNS_MAX = 128
 BATCH_BYTES_MAX = 256 * 1024
+# A worker that reads nothing is read from no further once so many answers wait for it.
+CONTROL_MAX = 1000
 # A batch that could not be written for this long is dropped (protocol S11).
 WRITE_WAIT_MAX: Duration = 2 * SECOND
 
@@ -41,11 +43,15 @@ class Outbox:
         self._ready = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
+        self._room = asyncio.Event()
+        self._room.set()
         self.last_seq = 0
 
     def say(self, message: run_service_pb2.WorkResponse) -> None:
         """Queue a control message."""
         self._control.append(message)
+        if len(self._control) >= CONTROL_MAX:
+            self._room.clear()
         self._wake()
 
     def deal(
@@ -96,7 +102,10 @@ class Outbox:
         """Write until cancelled. Only one of these may run: two writes at once break a stream."""
         while True:
             if self._control:
-                await write(self._control.popleft())
+                message = self._control.popleft()
+                if len(self._control) < CONTROL_MAX:
+                    self._room.set()
+                await write(message)
             elif self._batches:
                 batch = self._batches.popleft()
                 self.last_seq += 1
@@ -109,6 +118,10 @@ class Outbox:
                 self._idle.set()
                 self._ready.clear()
                 await self._ready.wait()
+
+    async def room(self) -> None:
+        """Until there is room for more answers."""
+        await self._room.wait()
 
     async def flushed(self) -> None:
         """Until everything queued so far is written."""

@@ -14,6 +14,7 @@ from fencepost.v1 import run_service_pb2, worker_pb2
 
 from fencepost_server.api.limits import CREDIT_WINDOW_MAX
 from fencepost_server.api.outbox import WRITE_WAIT_MAX, Outbox
+from fencepost_server.api.settlement import Settlement
 from fencepost_server.api.wire_worker import (
     Assignments,
     Fenced,
@@ -23,21 +24,28 @@ from fencepost_server.api.wire_worker import (
     read_release,
     write_notice,
     write_refusal,
+    write_run_key,
     write_verdict,
 )
 from fencepost_server.clock import SECOND, Clock, Duration, monotonic
 from fencepost_server.domain.run import RunKey
 from fencepost_server.engine.claims import Claimed
 from fencepost_server.engine.dispatcher import Dispatcher, Subscription
-from fencepost_server.engine.lifecycle import Held, Judged, Lifecycle, Report, Verdict
+from fencepost_server.engine.lifecycle import (
+    Held,
+    Judged,
+    Lifecycle,
+    Renewal,
+    Report,
+    Verdict,
+)
 from fencepost_server.engine.workers import WorkerMark, WorkerRegistry
 from fencepost_server.errors import (
     FencepostError,
     InvalidField,
     ProtocolViolation,
-    ServerOverloaded,
+    ServerDraining,
     SessionExpired,
-    StorageUnavailable,
 )
 from fencepost_server.policy.outcome import Released
 
@@ -46,8 +54,6 @@ _log = structlog.get_logger("session")
 SILENT_AFTER: Duration = 15 * SECOND
 EXPIRED_AFTER: Duration = 30 * SECOND
 RECEIPT_LAG_MAX: Duration = 2 * SECOND
-# What a broken stream leaves a worker to say that it has a run it never receipted.
-UNRECEIPTED_FUSE: Duration = 5 * SECOND
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,46 +75,7 @@ class SessionParts:
     dispatcher: Dispatcher
     workers: WorkerRegistry
     assignments: Assignments
-    settle: "Settlement"
-
-
-class Settlement:
-    """Gives back runs that never reached a worker, also after their session is gone."""
-
-    def __init__(self, *, lifecycle: Lifecycle) -> None:
-        self._lifecycle = lifecycle
-        self._running: set[asyncio.Task[None]] = set()
-
-    def undelivered(self, runs: Sequence[tuple[RunKey, int]]) -> None:
-        """Release runs whose write never began: free at once, no budget used."""
-        if runs:
-            self._start(self._release(runs))
-
-    def unreceipted(self, runs: Sequence[tuple[RunKey, int]]) -> None:
-        """Cut the leases of runs that were written without a receipt."""
-        if runs:
-            self._start(self._lifecycle.cut_leases(runs, fuse=UNRECEIPTED_FUSE))
-
-    async def finish(self) -> None:
-        """Until everything started so far is stored."""
-        await asyncio.gather(*self._running, return_exceptions=True)
-
-    def _start(self, work: Coroutine[Any, Any, None]) -> None:
-        running = asyncio.get_running_loop().create_task(work)
-        self._running.add(running)
-        running.add_done_callback(self._ended)
-
-    def _ended(self, running: asyncio.Task[None]) -> None:
-        self._running.discard(running)
-        if not running.cancelled() and (error := running.exception()) is not None:
-            # Their leases run out by themselves; nothing is lost but time.
-            _log.warning("settlement_failed", error=repr(error))
-
-    async def _release(self, runs: Sequence[tuple[RunKey, int]]) -> None:
-        ending = Released(undelivered=True)
-        await self._lifecycle.report(
-            [Report(key=key, attempt=attempt, ending=ending) for key, attempt in runs]
-        )
+    settle: Settlement
 
 
 class Session:
@@ -128,6 +95,7 @@ class Session:
         self._bounded = any(each.in_flight_max for each in info.subscriptions.values())
         self._takes_runs = True
         self._left = False
+        self._close_at: int | None = None
         self._group: asyncio.TaskGroup | None = None
 
     # Subscriber ---------------------------------------------------------------------------
@@ -198,6 +166,8 @@ class Session:
     ) -> None:
         """Ask the worker to move; the stream still takes heartbeats and completions."""
         self.stop_taking()
+        if self._close_at is None:
+            self._close_at = monotonic() + close_after
         drain = worker_pb2.ServerDrain(reason=reason)
         drain.reconnect_delay.FromMicroseconds(delay)
         drain.close_after.FromMicroseconds(close_after)
@@ -206,7 +176,8 @@ class Session:
     async def handle(self, requests: Any) -> None:
         """Take messages until the worker leaves or the stream breaks.
 
-        Raises ProtocolViolation for a broken session rule, SessionExpired after silence.
+        Raises ProtocolViolation for a broken session rule, SessionExpired after silence,
+        ServerDraining when a drained worker has not left in time.
         """
         async with asyncio.TaskGroup() as group:
             self._group = group
@@ -220,6 +191,7 @@ class Session:
                         await self._goodbye(request.goodbye)
                         break
                     self._take_event(event, request)
+                    await self.outbox.room()
             finally:
                 watch.cancel()
         self._group = None
@@ -234,7 +206,11 @@ class Session:
     def take_counters(self, request: run_service_pb2.WorkRequest) -> None:
         """Receipts and credit of a message; any message may carry them."""
         if request.received_batch_seq:
-            self._received += self.outbox.receive_receipt(request.received_batch_seq)
+            received = self.outbox.receive_receipt(request.received_batch_seq)
+            if received:
+                # The window moves on, and a lag that held runs back may be over.
+                self._received += received
+                self._parts.dispatcher.credit_raised()
         limit = request.credit_limit
         if limit:
             if limit < self._credit_limit:
@@ -279,19 +255,19 @@ class Session:
         ack = worker_pb2.HeartbeatAck(seq=heartbeat.seq)
         held, unknown = read_inventory(heartbeat.runs)
         ack.notices.extend(unknown)
+        renewals: Sequence[Renewal]
         try:
             renewals = await self._parts.lifecycle.heartbeat(held)
-        except (StorageUnavailable, ServerOverloaded):
-            ack.not_renewed.extend(run.run for run in heartbeat.runs)
-        else:
-            for each, renewal in zip(held, renewals, strict=True):
-                if renewal.not_renewed:
-                    run = ack.not_renewed.add(job_id=each.key.job_id)
-                    run.scheduled_at.FromMicroseconds(each.key.scheduled_at)
-                elif renewal.notice is not None:
-                    ack.notices.append(write_notice(renewal.notice))
-                    if renewal.notice.lost is not None:
-                        self._in_flight.pop((each.key, each.attempt), None)
+        except FencepostError as error:
+            _log.info("heartbeat_put_off", runs=len(held), error=error.message)
+            renewals = [Renewal(not_renewed=True)] * len(held)
+        for each, renewal in zip(held, renewals, strict=True):
+            if renewal.not_renewed:
+                write_run_key(each.key, ack.not_renewed.add())
+            elif renewal.notice is not None:
+                ack.notices.append(write_notice(renewal.notice))
+                if renewal.notice.lost is not None:
+                    self._in_flight.pop((each.key, each.attempt), None)
         self.outbox.say(run_service_pb2.WorkResponse(heartbeat_ack=ack))
         self._parts.workers.seen(self.mark("ready" if self._takes_runs else "draining"))
 
@@ -347,6 +323,8 @@ class Session:
             await asyncio.sleep(0.5)
             if monotonic() - self._heard_at > EXPIRED_AFTER:
                 raise SessionExpired("nothing was heard of the worker for 30 s")
+            if self._close_at is not None and monotonic() > self._close_at:
+                raise ServerDraining("the session was drained and its time to close is over")
             self._give_back(self.outbox.drop_unwritten(older_than=WRITE_WAIT_MAX))
 
     def _give_back(self, runs: Sequence[tuple[RunKey, int]]) -> None:

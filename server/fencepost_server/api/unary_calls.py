@@ -257,7 +257,7 @@ def read_wait(request: Any, context: Context, *, deadline_left_min: Duration) ->
 
 def _is_alive(context: Context) -> bool:
     left = context.time_remaining()
-    return not context.done() and (left is None or left * SECOND > DEADLINE_LEFT_MIN // 2)
+    return not context.done() and (left is None or left * SECOND > DEADLINE_LEFT_MIN)
 
 
 def _worker_id(value: str) -> str:

@@ -4,7 +4,7 @@ drains them all when the server leaves.
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any, NoReturn
 
 import grpc.aio
@@ -21,14 +21,16 @@ from fencepost_server.api.limits import (
 from fencepost_server.api.session import Session, SessionInfo, SessionParts, read_inventory
 from fencepost_server.api.subscriptions import read_subscriptions
 from fencepost_server.api.wire_worker import write_notice
-from fencepost_server.clock import MINUTE, SECOND, Duration
+from fencepost_server.clock import MILLISECOND, MINUTE, SECOND, Duration
 from fencepost_server.domain.names import is_uuid
 from fencepost_server.domain.run import stable_fraction
+from fencepost_server.engine.lifecycle import Held, Renewal
 from fencepost_server.engine.workers import WorkerMark
 from fencepost_server.errors import (
     FencepostError,
     ProtocolViolation,
     ServerDraining,
+    StorageUnavailable,
     UnsupportedProtocol,
 )
 from fencepost_server.store.catalogue import Catalogue
@@ -44,6 +46,9 @@ CLOSE_AFTER: Duration = 30 * SECOND
 # A session this old is asked to move, give or take a fifth, so that load spreads.
 SESSION_AGE: Duration = 25 * MINUTE
 _AGE_LOOK_S = 10
+# Rows of an inventory that others have locked are tried so often, so long apart.
+_RENEW_TRIES = 10
+_RENEW_PAUSE: Duration = 100 * MILLISECOND
 
 
 class WorkSessions:
@@ -77,6 +82,8 @@ class WorkSessions:
             raise ServerDraining("the server is leaving; connect to another one")
         first = await self._first(requests)
         session, welcome = await self._open_session(first)
+        if self._is_draining:
+            raise ServerDraining("the server is leaving; connect to another one")
         self._enter(session)
         writer = asyncio.create_task(session.outbox.write_to(context.write))
         try:
@@ -88,6 +95,7 @@ class WorkSessions:
         finally:
             writer.cancel()
             self._leave(session)
+            await asyncio.gather(writer, return_exceptions=True)
 
     def drain(self) -> None:
         """Ask every worker to move to another server; no session is opened from now on."""
@@ -128,13 +136,18 @@ class WorkSessions:
         reader = asyncio.create_task(session.handle(requests))
         try:
             await asyncio.wait({reader, writer}, return_when=asyncio.FIRST_COMPLETED)
-            if not reader.done():
-                return
-            await _unwrapped(reader)
-            async with asyncio.timeout(CLOSE_AFTER / SECOND):
-                await session.outbox.flushed()
-        except TimeoutError:
-            _log.info("session_not_read", session_id=session.info.session_id)
+            if reader.done():
+                await _unwrapped(reader)
+                flushed = asyncio.create_task(session.outbox.flushed())
+                await asyncio.wait(
+                    {flushed, writer},
+                    timeout=CLOSE_AFTER / SECOND,
+                    return_when=asyncio.FIRST_COMPLETED,
+                )
+                flushed.cancel()
+            if writer.done():
+                error = repr(writer.exception())
+                _log.info("session_not_written", session_id=session.info.session_id, error=error)
         finally:
             reader.cancel()
             await asyncio.gather(reader, return_exceptions=True)
@@ -194,10 +207,23 @@ class WorkSessions:
         held, unknown = read_inventory(hello.inventory)
         welcome.notices.extend(unknown)
         # The database away here ends the call with UNAVAILABLE: nothing was promised yet.
-        for renewal in await self._parts.lifecycle.heartbeat(held):
+        for renewal in await self._renewals(held):
             if renewal.notice is not None:
                 welcome.notices.append(write_notice(renewal.notice))
         return Session(info, self._parts), welcome
+
+    async def _renewals(self, held: Sequence[Held]) -> Sequence[Renewal]:
+        """An answer for every held run: what a Welcome leaves out has a fresh lease."""
+        renewals = list(await self._parts.lifecycle.heartbeat(held))
+        for _ in range(_RENEW_TRIES):
+            left = [place for place, each in enumerate(renewals) if each.not_renewed]
+            if not left:
+                return renewals
+            await asyncio.sleep(_RENEW_PAUSE / SECOND)
+            again = await self._parts.lifecycle.heartbeat([held[place] for place in left])
+            for place, renewal in zip(left, again, strict=True):
+                renewals[place] = renewal
+        raise StorageUnavailable("runs of the inventory could not be renewed; try again")
 
     def _check(self, hello: worker_pb2.Hello) -> None:
         if not is_uuid(hello.worker_id):

@@ -50,6 +50,8 @@ async def insert_runs(
 
     Raises ServerOverloaded when too many callers press into one instant.
     """
+    if not runs:
+        return []
     keys: list[RunKey | None] = [None] * len(runs)
     pending = list(range(len(runs)))
     starts = [run.due_at for run in runs]

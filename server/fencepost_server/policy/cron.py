@@ -24,6 +24,7 @@ from fencepost_server.policy.zone import (
     Zone,
     load_zone,
 )
+from fencepost_server.policy.zone_source import ZoneSource
 
 EXPRESSIONS_MAX = 16
 
@@ -48,8 +49,16 @@ class Planned:
     note: str = ""
 
 
-def compile_cron(spec: CronSpec, *, seed: str = "", path: str = "schedule.cron") -> "CronRule":
+def compile_cron(
+    spec: CronSpec,
+    *,
+    seed: str = "",
+    path: str = "schedule.cron",
+    zones: ZoneSource | None = None,
+) -> "CronRule":
     """The rule of a spec; `seed` is `{tenant}/{job_name}` and decides what `H` is.
+
+    `zones` is other zone data than the pinned one.
 
     Raises InvalidSchedule, with field paths under `path`.
     """
@@ -61,7 +70,7 @@ def compile_cron(spec: CronSpec, *, seed: str = "", path: str = "schedule.cron")
             value=str(count),
             allowed=f"1 to {EXPRESSIONS_MAX}",
         )
-    zone = load_zone(spec.time_zone, field=f"{path}.time_zone")
+    zone = load_zone(spec.time_zone, field=f"{path}.time_zone", source=zones)
     parsed = {
         fields.text: fields
         for fields in (

@@ -187,7 +187,7 @@ def _lose_lease(run: OpenAttempt, policy: RetryPolicy, now: Instant) -> Decision
         lost_lease_count=lost,
         snooze_count=run.snooze_count,
         dead_reason=dead,
-        cancel_cause=run.cancel_cause if state is RunState.CANCELLED else None,
+        cancel_cause=(run.cancel_cause or CancelCause.REQUESTED) if dead is None else None,
         forced=True,
     )
 

@@ -7,11 +7,10 @@ from bisect import bisect_right
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import lru_cache
-from importlib import import_module
-from importlib.resources import files
 from zoneinfo import ZoneInfo
 
 from fencepost_server.errors import InvalidSchedule
+from fencepost_server.policy.zone_source import ZoneSource, pinned
 
 DAY_SECONDS = 86_400
 
@@ -86,12 +85,18 @@ class Zone:
         )
 
 
-def load_zone(name: str, *, field: str = "schedule.cron.time_zone") -> Zone:
-    """The zone of that IANA name. Raises InvalidSchedule for an unknown name or an offset."""
-    if name in _names():
-        return _load(name)
+def load_zone(
+    name: str, *, field: str = "schedule.cron.time_zone", source: ZoneSource | None = None
+) -> Zone:
+    """The zone of that IANA name, of the pinned zone data unless `source` is another.
+
+    Raises InvalidSchedule for an unknown name or an offset.
+    """
+    data = pinned() if source is None else source
+    if name in data.names:
+        return _load(data, name)
     shown = name if len(name) <= 64 else f"{name[:64]}…"
-    near = _names_by_lower_case().get(name.lower()) if len(name) <= 64 else None
+    near = _names_by_lower_case(data).get(name.lower()) if len(name) <= 64 else None
     if near is not None:
         hint = f"did you mean {near!r}?"
     elif any(character in "+-0123456789" for character in name[:64]):
@@ -99,32 +104,26 @@ def load_zone(name: str, *, field: str = "schedule.cron.time_zone") -> Zone:
     else:
         hint = 'use an IANA name such as "Europe/Paris"'
     raise InvalidSchedule(
-        f"time_zone: {shown!r} is not a known time zone (tzdata {tzdata_version()}); {hint}",
+        f"time_zone: {shown!r} is not a known time zone (tzdata {data.version}); {hint}",
         field=field,
         time_zone=name,
-        tzdata_version=tzdata_version(),
+        tzdata_version=data.version,
     )
 
 
 def tzdata_version() -> str:
     """Version of the zone data in use, such as "2026b"."""
-    return str(import_module("tzdata").IANA_VERSION)
+    return pinned().version
 
 
-@lru_cache(maxsize=1)
-def _names() -> frozenset[str]:
-    return frozenset(files("tzdata").joinpath("zones").read_text("ascii").split())
+@lru_cache(maxsize=4)
+def _names_by_lower_case(source: ZoneSource) -> dict[str, str]:
+    return {name.lower(): name for name in source.names}
 
 
-@lru_cache(maxsize=1)
-def _names_by_lower_case() -> dict[str, str]:
-    return {name.lower(): name for name in _names()}
-
-
-@lru_cache(maxsize=1024)
-def _load(name: str) -> Zone:
-    with files("tzdata").joinpath("zoneinfo", *name.split("/")).open("rb") as file:
-        return Zone(name, ZoneInfo.from_file(file, key=name))
+@lru_cache(maxsize=2048)
+def _load(source: ZoneSource, name: str) -> Zone:
+    return Zone(name, source.read(name))
 
 
 @lru_cache(maxsize=8192)

@@ -7,6 +7,7 @@ than this version knows, stops it.
 
 import hashlib
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -27,8 +28,11 @@ CREATE TABLE IF NOT EXISTS fencepost.schema_migrations (
 """
 
 
+_APPLIED = "SELECT number, name, checksum FROM fencepost.schema_migrations ORDER BY number"
+
+
 class MigrationError(Exception):
-    """The database and the migration files do not fit together."""
+    """The database and the migration files do not fit together, or it lets nobody in."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,12 +80,33 @@ async def migrate(dsn: str) -> list[str]:
         await connection.close()
 
 
-async def _apply(
-    connection: "asyncpg.Connection[asyncpg.Record]", known: list[Migration]
-) -> list[str]:
-    rows = await connection.fetch(
-        "SELECT number, name, checksum FROM fencepost.schema_migrations ORDER BY number"
-    )
+async def check_schema(dsn: str) -> None:
+    """Raises MigrationError unless the database has the schema that this version was made for."""
+    known = load_migrations(migrations_dir())
+    try:
+        async with translated():
+            connection = await asyncpg.connect(dsn, timeout=10)
+    except (
+        asyncpg.InvalidAuthorizationSpecificationError,
+        asyncpg.InvalidCatalogNameError,
+    ) as error:
+        raise MigrationError(f"Postgres refuses the connection: {error}") from error
+    try:
+        async with translated():
+            rows = await connection.fetch(_APPLIED)
+    except (asyncpg.UndefinedTableError, asyncpg.InvalidSchemaNameError):
+        rows = []
+    finally:
+        await connection.close()
+    missing = _missing(rows, known)
+    if missing:
+        raise MigrationError(
+            f"the database lacks migration {missing[0].name}: run `fencepost migrate` first"
+        )
+
+
+def _missing(rows: Sequence[asyncpg.Record], known: Sequence[Migration]) -> Sequence[Migration]:
+    """What is still to be applied. Raises MigrationError if it is not ours to apply."""
     if len(rows) > len(known):
         raise MigrationError(
             f"the database has migration {rows[-1]['name']}, newer than this version knows "
@@ -90,8 +115,15 @@ async def _apply(
     for row, migration in zip(rows, known, strict=False):
         if row["checksum"] != migration.checksum:
             raise MigrationError(f"{migration.name} was changed after it had been applied")
+    return known[len(rows) :]
+
+
+async def _apply(
+    connection: "asyncpg.Connection[asyncpg.Record]", known: list[Migration]
+) -> list[str]:
+    rows = await connection.fetch(_APPLIED)
     applied: list[str] = []
-    for migration in known[len(rows) :]:
+    for migration in _missing(rows, known):
         async with connection.transaction():
             await connection.execute(migration.text)
             await connection.execute(

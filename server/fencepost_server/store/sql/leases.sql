@@ -57,39 +57,55 @@ SET heartbeats_at = greatest(heartbeats_at, @now),
 RETURNING no_reap_until;
 
 -- name: lock_lost_leases
--- Running attempts whose lease ran out, unless the reaper has to pause: also while nobody
--- has said for @gap_s that heartbeats can be stored, because that is not recorded yet.
+-- Running attempts whose lease ran out, the longest lost first, unless the reaper has to pause:
+-- also while nobody has said for @gap_s that heartbeats can be stored, because that is not
+-- recorded yet. Found first and locked in key order then: in one step the key's index would
+-- be walked over all that waits.
+WITH lost AS MATERIALIZED (
+    SELECT q.job_id, q.scheduled_at
+    FROM fencepost.run_queue AS q
+    WHERE q.attempt_open AND q.state = 'running' AND q.lease_until < @now
+      AND fencepost.clock_agrees(@now)
+      AND NOT EXISTS (SELECT FROM fencepost.shard_state
+                      WHERE no_reap_until > @now
+                         OR heartbeats_at < @now::timestamptz - @gap_s * interval '1 second')
+    ORDER BY q.lease_until
+    LIMIT @runs_max
+)
 SELECT q.job_id, q.scheduled_at, q.attempt, q.attempt_open, q.state, q.version, q.queue_id,
        q.kind_id, q.priority, q.failure_count, q.lost_lease_count, q.snooze_count,
        q.cancel_requested, q.cancel_cause, q.cancel_reason, q.worker_id, q.claimed_at, q.serial,
        q.lease_s, q.undelivered
-FROM fencepost.run_queue AS q
+FROM lost AS l
+JOIN fencepost.run_queue AS q ON q.job_id = l.job_id AND q.scheduled_at = l.scheduled_at
 WHERE q.attempt_open AND q.state = 'running' AND q.lease_until < @now
-  AND fencepost.clock_agrees(@now)
-  AND NOT EXISTS (SELECT FROM fencepost.shard_state
-                  WHERE no_reap_until > @now
-                     OR heartbeats_at < @now::timestamptz - @gap_s * interval '1 second')
 ORDER BY q.job_id, q.scheduled_at
-LIMIT @runs_max
-FOR UPDATE SKIP LOCKED;
+FOR UPDATE OF q SKIP LOCKED;
 
 -- name: lock_overrun_attempts
 -- Running attempts past attempt_timeout, grace and one heartbeat: their worker did not end
 -- them. Also those whose cancel grace is over. Pauses as above: a worker may have been
 -- unable to say that it has ended them.
+WITH overrun AS MATERIALIZED (
+    SELECT q.job_id, q.scheduled_at, q.attempt
+    FROM fencepost.run_queue AS q
+    WHERE q.attempt_open AND q.state = 'running'
+      AND (q.claimed_at < @now::timestamptz
+               - (q.attempt_timeout_s + q.cancel_grace_s + @heartbeat_s) * interval '1 second'
+           OR (q.cancel_requested AND q.cancel_by < @now))
+      AND fencepost.clock_agrees(@now)
+      AND NOT EXISTS (SELECT FROM fencepost.shard_state
+                      WHERE no_reap_until > @now
+                         OR heartbeats_at < @now::timestamptz - @gap_s * interval '1 second')
+    ORDER BY q.claimed_at
+    LIMIT @runs_max
+)
 SELECT q.job_id, q.scheduled_at, q.attempt, q.attempt_open, q.state, q.version, q.queue_id,
        q.kind_id, q.priority, q.failure_count, q.lost_lease_count, q.snooze_count,
        q.cancel_requested, q.cancel_cause, q.cancel_reason, q.worker_id, q.claimed_at, q.serial,
        q.lease_s, q.undelivered
-FROM fencepost.run_queue AS q
-WHERE q.attempt_open AND q.state = 'running'
-  AND (q.claimed_at < @now::timestamptz - (q.attempt_timeout_s + q.cancel_grace_s + @heartbeat_s)
-                             * interval '1 second'
-       OR (q.cancel_requested AND q.cancel_by < @now))
-  AND fencepost.clock_agrees(@now)
-  AND NOT EXISTS (SELECT FROM fencepost.shard_state
-                  WHERE no_reap_until > @now
-                     OR heartbeats_at < @now::timestamptz - @gap_s * interval '1 second')
+FROM overrun AS o
+JOIN fencepost.run_queue AS q ON q.job_id = o.job_id AND q.scheduled_at = o.scheduled_at
+WHERE q.attempt = o.attempt AND q.attempt_open AND q.state = 'running'
 ORDER BY q.job_id, q.scheduled_at
-LIMIT @runs_max
-FOR UPDATE SKIP LOCKED;
+FOR UPDATE OF q SKIP LOCKED;

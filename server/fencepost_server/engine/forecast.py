@@ -1,0 +1,202 @@
+"""How many fires every minute ahead will bring, per distinct time rule and not per job.
+
+The answer is kept for ten minutes. Counting gives way to other work of the loop again and
+again, and stops at a number of steps: a forecast must not hold up a fire.
+"""
+
+import asyncio
+import heapq
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import islice
+
+from fencepost_server.clock import HOUR, MINUTE, SECOND, Clock, Duration, Instant
+from fencepost_server.domain.schedule import CronSpec, spec_from_json
+from fencepost_server.errors import ServerOverloaded
+from fencepost_server.policy.cron import CronRule, compile_cron
+from fencepost_server.policy.forecast import FireGroup, fires_by_minute
+from fencepost_server.store.database import Database
+from fencepost_server.store.statements import load
+
+_SQL = load("forecast")
+
+KEPT: Duration = 10 * MINUTE
+PEAKS_MAX = 10
+SHARES_MAX = 5
+GROUPS_MAX = 200_000
+STEPS_MAX = 5_000_000
+_ANSWERS_MAX = 64
+_RULES_BATCH = 1000
+_STEPS_AT_ONCE = 500
+# Computed beyond what was asked for, so that the answer still serves while it is kept.
+_SPARE_MINUTES = KEPT // MINUTE
+# An answer is cut to its window when it is served: the spare minutes may be among the best.
+_CANDIDATES = PEAKS_MAX + _SPARE_MINUTES
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Share:
+    """What one rule adds to a minute."""
+
+    rule: str
+    jobs: int
+    fires: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peak:
+    """A busy minute; shares largest first, at most SHARES_MAX."""
+
+    minute_at: Instant
+    fires: int
+    shares: Sequence[Share]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forecast:
+    """Fires of each minute from `start_at`; at most PEAKS_MAX peaks, busiest first."""
+
+    start_at: Instant
+    fires_per_minute: Sequence[int]
+    peaks: Sequence[Peak]
+    computed_at: Instant
+
+
+class Forecasts:
+    """Answers from the stored jobs; one is computed at a time."""
+
+    def __init__(self, *, database: Database, clock: Clock, steps_max: int = STEPS_MAX) -> None:
+        self._pool = database.requests
+        self._clock = clock
+        self._steps_max = steps_max
+        self._lock = asyncio.Lock()
+        self._kept: OrderedDict[tuple[int | None, int], Forecast] = OrderedDict()
+
+    async def get(self, *, tenant_id: int | None, hours: int) -> Forecast:
+        """The next `hours` of one tenant, or of all with None; at most ten minutes old.
+
+        Raises ServerOverloaded when the rules are too many to count.
+        """
+        key = (tenant_id, hours)
+        async with self._lock:
+            now = self._clock.now()
+            kept = self._kept.get(key)
+            if kept is None or not 0 <= now - kept.computed_at <= KEPT:
+                kept = await self._compute(tenant_id, hours, now)
+                self._kept[key] = kept
+                while len(self._kept) > _ANSWERS_MAX:
+                    self._kept.popitem(last=False)
+            self._kept.move_to_end(key)
+        return _cut(kept, now=now, hours=hours)
+
+    async def _compute(self, tenant_id: int | None, hours: int, now: Instant) -> Forecast:
+        start = now // MINUTE * MINUTE
+        minutes = hours * HOUR // MINUTE + _SPARE_MINUTES
+        until = start + minutes * MINUTE
+        groups = await self._groups(tenant_id, start, until)
+        steps = _Steps(limit=self._steps_max)
+        fires = [0] * minutes
+        for group in groups:
+            for minute, count in fires_by_minute(group, start, until):
+                fires[minute] += count * group.jobs
+                await steps.taken()
+        busiest = heapq.nsmallest(
+            _CANDIDATES,
+            (minute for minute in range(minutes) if fires[minute]),
+            key=lambda minute: (-fires[minute], minute),
+        )
+        peaks = [
+            Peak(
+                minute_at=start + minute * MINUTE,
+                fires=fires[minute],
+                shares=await _shares(groups, start + minute * MINUTE, steps),
+            )
+            for minute in busiest
+        ]
+        return Forecast(start_at=start, fires_per_minute=fires, peaks=peaks, computed_at=now)
+
+    async def _groups(
+        self, tenant_id: int | None, start: Instant, until: Instant
+    ) -> Sequence[FireGroup]:
+        rows = await self._pool.fetch(
+            _SQL["fire_groups"],
+            tenant_id=tenant_id,
+            start_at=start,
+            until_at=until,
+            groups_max=GROUPS_MAX + 1,
+        )
+        if len(rows) > GROUPS_MAX:
+            raise _too_much(f"more than {GROUPS_MAX} groups of jobs that fire alike")
+        rules = await self._rules({row["schedule_id"] for row in rows} - {None})
+        return [
+            FireGroup(
+                jobs=row["jobs"],
+                first_at=row["first_at"],
+                rule=None if row["schedule_id"] is None else rules[row["schedule_id"]],
+                every=None if row["every_s"] is None else row["every_s"] * SECOND,
+                end_at=row["end_at"],
+                fires_left=row["fires_left"],
+            )
+            for row in rows
+        ]
+
+    async def _rules(self, schedule_ids: Iterable[int]) -> dict[int, CronRule]:
+        rules: dict[int, CronRule] = {}
+        ids = iter(sorted(schedule_ids))
+        while batch := list(islice(ids, _RULES_BATCH)):
+            for row in await self._pool.fetch(_SQL["rules"], schedule_ids=batch):
+                spec = spec_from_json(row["rule"])
+                assert isinstance(spec, CronSpec), "only cron rules are interned"
+                rules[row["schedule_id"]] = compile_cron(spec)
+        return rules
+
+
+class _Steps:
+    """Counts work: gives way every so often, and ends what is too much."""
+
+    def __init__(self, *, limit: int) -> None:
+        self._limit = limit
+        self._count = 0
+
+    async def taken(self) -> None:
+        """One more step. Raises ServerOverloaded beyond the limit."""
+        self._count += 1
+        if self._count % _STEPS_AT_ONCE == 0:
+            await asyncio.sleep(0)
+        if self._count > self._limit:
+            raise _too_much(f"more than {self._limit} fires of different rules to count")
+
+
+async def _shares(groups: Sequence[FireGroup], minute_at: Instant, steps: _Steps) -> list[Share]:
+    jobs: Counter[str] = Counter()
+    fires: Counter[str] = Counter()
+    for group in groups:
+        await steps.taken()
+        count = 0
+        for _, more in fires_by_minute(group, minute_at, minute_at + MINUTE):
+            await steps.taken()
+            count += more
+        if count:
+            jobs[group.text] += group.jobs
+            fires[group.text] += count * group.jobs
+    largest = heapq.nsmallest(SHARES_MAX, fires, key=lambda rule: (-fires[rule], rule))
+    return [Share(rule=rule, jobs=jobs[rule], fires=fires[rule]) for rule in largest]
+
+
+def _cut(kept: Forecast, *, now: Instant, hours: int) -> Forecast:
+    """The part of a kept answer that begins with the minute of `now`."""
+    start = now // MINUTE * MINUTE
+    passed = (start - kept.start_at) // MINUTE
+    minutes = hours * HOUR // MINUTE
+    until = start + minutes * MINUTE
+    return Forecast(
+        start_at=start,
+        fires_per_minute=kept.fires_per_minute[passed : passed + minutes],
+        peaks=[peak for peak in kept.peaks if start <= peak.minute_at < until][:PEAKS_MAX],
+        computed_at=kept.computed_at,
+    )
+
+
+def _too_much(why: str) -> ServerOverloaded:
+    return ServerOverloaded(f"forecast: {why}; ask for fewer hours, or for one tenant")

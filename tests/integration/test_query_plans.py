@@ -1,0 +1,268 @@
+"""The plans of hot statements, under the settings they run with: the index that each was
+written for, and never a scan of a whole table.
+"""
+
+import json
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import asyncpg
+import pytest
+from fencepost_server.clock import DAY, SECOND, to_datetime
+from fencepost_server.store.database import _HOT_SETTINGS
+from fencepost_server.store.statements import Statement, load
+
+from tests.factories import NOON, every, job_spec
+from tests.integration.world import World, build
+
+_ROWS = 20_000
+
+
+class Planner:
+    """Explains statements as a hot connection plans them."""
+
+    def __init__(self, connection: "asyncpg.Connection[asyncpg.Record]") -> None:
+        self._connection = connection
+
+    async def plan(self, statement: Statement, **values: Any) -> "Plan":
+        arguments = ", ".join(_literal(value) for value in statement.arguments(values))
+        await self._connection.execute(f"PREPARE explained AS {statement.text}")
+        try:
+            text = await self._connection.fetchval(
+                f"EXPLAIN (FORMAT JSON) EXECUTE explained ({arguments})"
+            )
+        finally:
+            await self._connection.execute("DEALLOCATE explained")
+        return Plan(json.loads(text)[0]["Plan"])
+
+
+class Plan:
+    """The nodes of a plan."""
+
+    def __init__(self, root: dict[str, Any]) -> None:
+        self.nodes = list(_walk(root))
+
+    @property
+    def indexes(self) -> set[str]:
+        return {node["Index Name"] for node in self.nodes if "Index Name" in node}
+
+    @property
+    def scanned_whole(self) -> set[str]:
+        return {n["Relation Name"] for n in self.nodes if n["Node Type"] == "Seq Scan"}
+
+    @property
+    def kinds(self) -> set[str]:
+        return {node["Node Type"] for node in self.nodes}
+
+    @property
+    def tables(self) -> set[str]:
+        return {node["Relation Name"] for node in self.nodes if "Relation Name" in node}
+
+
+def _walk(node: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield node
+    for child in node.get("Plans", []):
+        yield from _walk(child)
+
+
+def _literal(value: Any) -> str:
+    if isinstance(value, list):
+        return "'{" + ",".join("NULL" if each is None else f'"{each}"' for each in value) + "}'"
+    return f"'{value}'"
+
+
+@pytest.fixture
+async def world(database_url: str) -> AsyncIterator[World]:
+    async with build(database_url) as world:
+        job = await world.add_job(spec=job_spec(every()), next_run_at=NOON)
+        await world.raw.execute(
+            f"""
+            INSERT INTO fencepost.job_schedules
+                (job_id, next_run_at, tenant_id, queue_id, kind_id, version, every_s,
+                 partition_id, overlap)
+            SELECT gen_random_uuid(), $1::timestamptz + n % 3600 * interval '1 second', tenant_id,
+                   queue_id, kind_id, 1, 60, n % 256, 'skip'
+            FROM fencepost.job_schedules, generate_series(1, {_ROWS}) AS n
+            WHERE job_id = $2::uuid
+            """,
+            to_datetime(NOON - 600 * SECOND),
+            job,
+        )
+        await world.raw.execute(
+            f"""
+            INSERT INTO fencepost.run_queue
+                (job_id, scheduled_at, available_at, created_at, tenant_id, queue_id, kind_id,
+                 version, attempt, attempt_open, lease_until, state, origin, priority, lease_s,
+                 cancel_grace_s, attempt_timeout_s)
+            SELECT s.job_id, $1::timestamptz + n * interval '1 ms', $1, $1, s.tenant_id,
+                   s.queue_id, s.kind_id, 1, (n % 4 = 0)::int, n % 4 = 0,
+                   CASE WHEN n % 4 = 0 THEN $1::timestamptz END,
+                   CASE WHEN n % 4 = 0 THEN 'running' WHEN n % 4 = 1 THEN 'blocked'
+                        ELSE 'queued' END::fencepost.run_state,
+                   'schedule', n % 10, 30, 30, 3600
+            FROM (SELECT *, row_number() OVER () AS n FROM fencepost.job_schedules) AS s
+            """,
+            to_datetime(NOON - 60 * SECOND),
+        )
+        await world.raw.execute("ANALYZE")
+        yield world
+
+
+@pytest.fixture
+async def planner(world: World) -> AsyncIterator[Planner]:
+    connection = await asyncpg.connect(
+        world.dsn, server_settings=_HOT_SETTINGS | {"timezone": "UTC"}
+    )
+    try:
+        yield Planner(connection)
+    finally:
+        await connection.close()
+
+
+_NOW = to_datetime(NOON).isoformat()
+_KEYS: dict[str, Any] = {
+    "job_ids": ["0197a4c2-7d1e-7b1a-9c55-3f2f6a1d0e42"] * 3,
+    "scheduled_ats": [_NOW] * 3,
+}
+_NOTHING_WHOLE = {"run_queue", "job_schedules"}
+
+
+def _assert_no_whole_scan(plan: Plan) -> None:
+    assert not plan.scanned_whole & _NOTHING_WHOLE
+    assert not plan.kinds & {"Hash Join", "Merge Join"}
+
+
+@pytest.mark.parametrize("partitions", [[7], list(range(256))], ids=["one", "all"])
+async def test_firing_walks_the_index_of_due_jobs(
+    planner: Planner, partitions: list[int]
+) -> None:
+    plan = await planner.plan(
+        load("firing")["fire_due"],
+        partitions=partitions,
+        after="1970-01-01T00:00:00Z",
+        now=_NOW,
+        batch_max=64,
+    )
+    _assert_no_whole_scan(plan)
+    assert {"job_schedules_due", "run_queue_pkey", "schedule_fires_pkey"} <= plan.indexes
+    # The index gives the order within a partition, so that nothing due is sorted.
+    assert "Tid Scan" in plan.kinds
+
+
+async def test_looking_for_what_is_due_reads_one_entry_per_partition(planner: Planner) -> None:
+    plan = await planner.plan(
+        load("firing")["next_due"], partitions=list(range(256)), after="1970-01-01T00:00:00Z"
+    )
+    _assert_no_whole_scan(plan)
+    assert plan.indexes == {"job_schedules_due"}
+    assert "Sort" not in plan.kinds
+
+
+async def test_claims_walk_the_index_of_ready_runs(planner: Planner) -> None:
+    plan = await planner.plan(
+        load("claims")["claim_runs"],
+        queue_id=1,
+        kind_ids=[1, 1],
+        priorities=[0, 1],
+        worker_ids=[_KEYS["job_ids"][0]] * 4,
+        runs_max=4,
+        ageing_s=60,
+        after="1970-01-01T00:00:00Z",
+        now=_NOW,
+    )
+    _assert_no_whole_scan(plan)
+    assert "run_queue_ready" in plan.indexes
+    assert "Tid Scan" in plan.kinds
+
+
+async def test_the_ready_lanes_are_found_by_probes_of_one_index(planner: Planner) -> None:
+    plan = await planner.plan(load("claims")["ready_lanes"], lanes_max=100)
+    _assert_no_whole_scan(plan)
+    assert plan.indexes == {"run_queue_ready"}
+    assert "Sort" not in plan.kinds
+
+
+async def test_heartbeats_find_their_runs_by_key(planner: Planner) -> None:
+    plan = await planner.plan(
+        load("leases")["renew_leases"],
+        attempts=[1] * 3,
+        progresses=[None] * 3,
+        now=_NOW,
+        **_KEYS,
+    )
+    _assert_no_whole_scan(plan)
+    assert plan.indexes == {"run_queue_pkey"}
+
+
+async def test_successes_find_their_runs_by_key(planner: Planner) -> None:
+    plan = await planner.plan(
+        load("outcomes")["succeed_runs"],
+        attempts=[1] * 3,
+        results=[None] * 3,
+        timings=[None] * 3,
+        progresses=[None] * 3,
+        now=_NOW,
+        **_KEYS,
+    )
+    _assert_no_whole_scan(plan)
+    assert "run_queue_pkey" in plan.indexes
+
+
+@pytest.mark.parametrize("name", ["lock_lost_leases", "lock_overrun_attempts"])
+async def test_the_reaper_reads_open_attempts_only(planner: Planner, name: str) -> None:
+    values: dict[str, Any] = {"runs_max": 500, "gap_s": 10, "now": _NOW}
+    if name == "lock_overrun_attempts":
+        values["heartbeat_s"] = 10
+    plan = await planner.plan(load("leases")[name], **values)
+    _assert_no_whole_scan(plan)
+    assert "run_queue_open" in plan.indexes
+
+
+async def test_the_promoter_probes_the_index_of_blocked_runs(planner: Planner) -> None:
+    sweep = await planner.plan(
+        load("outcomes")["jobs_with_blocked_runs"],
+        after="00000000-0000-0000-0000-000000000000",
+        jobs_max=500,
+    )
+    promote = await planner.plan(
+        load("outcomes")["promote_runs"], job_ids=_KEYS["job_ids"], now=_NOW
+    )
+    for plan in (sweep, promote):
+        _assert_no_whole_scan(plan)
+        assert "run_queue_blocked" in plan.indexes
+
+
+async def test_a_heartbeat_changes_no_index(world: World) -> None:
+    before = await world.value(
+        "SELECT n_tup_hot_upd FROM pg_stat_user_tables WHERE relname = 'run_queue'"
+    )
+    indexed = await world.query(
+        "SELECT DISTINCT a.attname FROM pg_index i JOIN pg_attribute a "
+        "ON a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey) "
+        "WHERE i.indrelid = 'fencepost.run_queue'::regclass"
+    )
+    assert before is not None
+    assert not {row["attname"] for row in indexed} & {"lease_until", "progress"}
+
+
+async def test_looking_for_ended_keys_reads_their_days_only(
+    planner: Planner, world: World
+) -> None:
+    await world.retention._tables.ensure(
+        to_datetime(NOON - 9 * DAY).date(), to_datetime(NOON + 9 * DAY).date()
+    )
+    statement = load("enqueue")["keys_of_ended_runs"]
+    values = {**_KEYS, "first_at": _NOW, "last_at": _NOW}
+    executed = await world.raw.fetchval(
+        f"EXPLAIN (ANALYZE, FORMAT JSON) {_inlined(statement, values)}"
+    )
+    plan = Plan(json.loads(executed)[0]["Plan"])
+    read = {table for table in plan.tables if table.startswith("job_runs_2")}
+    assert read == {"job_runs_20261201"}
+
+
+def _inlined(statement: Statement, values: dict[str, Any]) -> str:
+    text = statement.text
+    for number, value in reversed(list(enumerate(statement.arguments(values), start=1))):
+        text = text.replace(f"${number}", _literal(value))
+    return text

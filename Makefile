@@ -49,14 +49,15 @@ types: setup ## mypy strict
 	$(BIN)/mypy
 
 .PHONY: generate
-generate: setup ## generate the stubs from proto/
+generate: setup ## generate the stubs from proto/, and the tables of docs/ from the code
 	$(BIN)/buf generate
 	@find sdk/python/fencepost/v1 -name '*_pb2_grpc.pyi' | while read -r stub; do [ -e "$${stub%i}" ] || rm "$$stub"; done
+	@$(BIN)/python docs/generate.py
 
 .PHONY: check-generated
-check-generated: generate ## fail if the committed stubs are not what proto/ says
-	@test -z "$$(git status --porcelain -- sdk/python/fencepost/v1)" || { git status --short -- sdk/python/fencepost/v1; echo "generated code is stale: run make generate and commit"; exit 1; }
-	@echo "generated code is fresh"
+check-generated: generate ## fail if what is generated and committed is stale
+	@test -z "$$(git status --porcelain -- sdk/python/fencepost/v1 docs README.md)" || { git status --short -- sdk/python/fencepost/v1 docs README.md; echo "generated files are stale: run make generate and commit"; exit 1; }
+	@echo "generated files are fresh"
 
 .PHONY: breaking
 breaking: setup ## fail if proto/ breaks what the branch main promised

@@ -38,13 +38,14 @@ from fencepost_server.api.status import StatusInterceptor
 from fencepost_server.api.unary_calls import UnaryCalls
 from fencepost_server.api.wire_worker import Assignments
 from fencepost_server.api.work import WorkSessions
-from fencepost_server.clock import SECOND, Duration
+from fencepost_server.clock import DAY, SECOND, Duration
 from fencepost_server.cluster.ownership import AllPartitions
 from fencepost_server.config import Config
 from fencepost_server.engine.claims import Claimer
 from fencepost_server.engine.dispatcher import Dispatcher
 from fencepost_server.engine.enqueue import Enqueues
 from fencepost_server.engine.firing import Scheduler
+from fencepost_server.engine.forecast import Forecasts
 from fencepost_server.engine.jobs import Jobs
 from fencepost_server.engine.lifecycle import TIMEOUT_CODE, Lifecycle
 from fencepost_server.engine.loops import Loops, when_stored
@@ -370,7 +371,9 @@ def _add_services(
         catalogue=engine.catalogue,
         clock=database.clock,
         page_tokens=page_tokens,
+        forecasts=Forecasts(database=database, clock=database.clock),
         version=version("fencepost-server"),
+        history_kept=config.history_retention_days * DAY,
     )
     admin_service_pb2_grpc.add_AdminServiceServicer_to_server(admin, server)
     runs = RunServicer(

@@ -1,4 +1,4 @@
-"""The server's sources as tests read them: SQL statements, their headers, and Python's use of them."""
+"""The server's sources as tests read them: named SQL with its headers, and Python's use of it."""
 
 import ast
 import re
@@ -15,7 +15,13 @@ SQL_FILES = tuple(sorted(path.stem for path in (SERVER / "store" / "sql").glob("
 MIGRATIONS = tuple(sorted((SERVER.parents[1] / "migrations").glob("*.sql")))
 
 _BLOCK = re.compile(r"^-- name: (\w+)\s*$", re.MULTILINE)
-_MOVES = re.compile(r"^-- Moves: (?P<rows>T\d+(?:,? T\d+)*) (?P<event>\w+) \((?P<states>[^)]*)\)\.$")
+_MOVES = re.compile(
+    r"^-- Moves: (?P<rows>T\d+(?:,? T\d+)*) (?P<event>\w+) \((?P<states>[^)]*)\)\.$"
+)
+_MAKES_OR_REMOVES = re.compile(r"(INSERT INTO|DELETE FROM) fencepost\.run_queue")
+_SETS_STATE = re.compile(
+    r"UPDATE fencepost\.run_queue AS q\s+SET(?:(?!\bFROM\b|\bWHERE\b).)*\bstate = ", re.DOTALL
+)
 _STATES = {state.name.lower() for state in RunState}
 
 
@@ -45,7 +51,7 @@ class Block:
 
     @property
     def moves(self) -> list[Moves]:
-        return [_moves(line) for line in self.text.splitlines() if line.startswith("-- Moves")]
+        return [_moves(line) for line in self.text.splitlines() if line.startswith("-- Moves:")]
 
     @property
     def state_literals(self) -> set[str]:
@@ -55,11 +61,7 @@ class Block:
     @property
     def changes_states(self) -> bool:
         """Whether it makes, moves or removes live runs."""
-        queue = r"fencepost\.run_queue"
-        return bool(
-            re.search(rf"INSERT INTO {queue}|DELETE FROM {queue}", self.sql)
-            or re.search(rf"UPDATE {queue} AS q\s+SET(?:(?!\bFROM\b|\bWHERE\b).)*\bstate = ", self.sql, re.S)
-        )
+        return bool(_MAKES_OR_REMOVES.search(self.sql) or _SETS_STATE.search(self.sql))
 
 
 def _moves(line: str) -> Moves:
@@ -141,12 +143,12 @@ def _uses_of(path: Path, module: ast.Module) -> Iterator[Use]:
         ):
             continue
         call = calls.get(id(node))
-        for name in _constants(node.slice):
+        for statement in _constants(node.slice):
             yield Use(
                 path=path,
                 line=node.lineno,
                 file=files[node.value.id],
-                name=name,
+                name=statement,
                 values=None if call is None else _keywords(call),
             )
 

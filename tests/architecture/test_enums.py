@@ -46,7 +46,9 @@ def _snake(name: str) -> str:
     return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).upper()
 
 
-@pytest.mark.parametrize(("python", "proto"), _SHARED, ids=lambda each: getattr(each, "__name__", ""))
+@pytest.mark.parametrize(
+    ("python", "proto"), _SHARED, ids=lambda each: getattr(each, "__name__", "")
+)
 def test_python_and_the_contract_have_the_same_values(python: type[IntEnum], proto: Any) -> None:
     descriptor = proto.DESCRIPTOR
     prefix = _snake(descriptor.name)

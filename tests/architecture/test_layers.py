@@ -63,8 +63,12 @@ def test_nothing_inside_reads_the_wall_clock(path: Path, module: ast.Module) -> 
 
 @pytest.mark.parametrize(
     "text",
-    ["import time\ntime.time()", "from datetime import datetime\ndatetime.now()",
-     "import datetime\ndatetime.date.today()", "from time import time_ns"],
+    [
+        "import time\ntime.time()",
+        "from datetime import datetime\ndatetime.now()",
+        "import datetime\ndatetime.date.today()",
+        "from time import time_ns",
+    ],
 )
 def test_the_check_sees_every_way_to_read_the_clock(text: str) -> None:
     assert _reads_of_the_clock(ast.parse(text))

@@ -13,8 +13,9 @@ from fencepost_server.api.admin import AdminServicer
 from fencepost_server.api.jobs import JobServicer
 from fencepost_server.api.page_tokens import PageTokens
 from fencepost_server.api.status import StatusInterceptor
-from fencepost_server.clock import Instant
+from fencepost_server.clock import DAY, Instant
 from fencepost_server.domain.run import Lane
+from fencepost_server.engine.forecast import Forecasts
 from fencepost_server.engine.jobs import Jobs
 from fencepost_server.store.admin import AdminStore
 from fencepost_server.store.catalogue import Catalogue
@@ -79,7 +80,9 @@ async def serving(dsn: str) -> AsyncIterator[DefinitionServer]:
                 catalogue=catalogue,
                 clock=database.clock,
                 page_tokens=tokens,
+                forecasts=Forecasts(database=database, clock=database.clock),
                 version="0.0.0",
+                history_kept=30 * DAY,
             ),
             server,
         )

@@ -7,7 +7,7 @@ from fencepost_server.clock import DAY, SECOND
 from fencepost_server.domain.run import RunKey
 from fencepost_server.engine.cancel import cancel_job_runs, cancel_run
 from fencepost_server.engine.claims import Claimed
-from fencepost_server.engine.lifecycle import LeaseLostReason, Held, Verdict
+from fencepost_server.engine.lifecycle import Held, LeaseLostReason, Verdict
 from fencepost_server.policy.outcome import Failed, Snoozed
 
 from tests.factories import JOB_ID, NOON, job_spec, plain_retry
@@ -16,9 +16,7 @@ from tests.integration.world import World
 
 async def _cancel(world: World, key: RunKey, grace: int | None = None) -> bool:
     async with world.database.requests.transaction() as connection:
-        return await cancel_run(
-            connection, key=key, reason="wrong", grace=grace, now=world.now
-        )
+        return await cancel_run(connection, key=key, reason="wrong", grace=grace, now=world.now)
 
 
 async def test_a_queued_run_is_cancelled_at_once(world: World) -> None:
@@ -123,7 +121,10 @@ async def test_cancelling_a_jobs_runs_reaches_all_of_them(world: World) -> None:
     other = await world.add_job("other")
     [running] = await world.enqueue(job)
     await world.claim()
-    [queued, future] = [*await world.enqueue(job, at=NOON + 5), *await world.enqueue(job, at=NOON + DAY)]
+    [queued, future] = [
+        *await world.enqueue(job, at=NOON + 5),
+        *await world.enqueue(job, at=NOON + DAY),
+    ]
     [foreign] = await world.enqueue(other)
     async with world.database.requests.transaction() as connection:
         await cancel_job_runs(connection, job_id=job, cause="job_deleted", now=world.now)

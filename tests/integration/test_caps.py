@@ -47,9 +47,7 @@ async def test_priority_goes_first_until_the_others_have_waited_long_enough(
 
 
 @pytest.mark.parametrize("capped", [False, True])
-async def test_concurrent_claimers_never_get_the_same_run(
-    database_url: str, capped: bool
-) -> None:
+async def test_concurrent_claimers_never_get_the_same_run(database_url: str, capped: bool) -> None:
     async with build(database_url, day_tables=False, hot_size=8) as world:
         job = await world.add_job(spec=job_spec(max_in_flight=10_000 if capped else None))
         await world.enqueue(job, 600)
@@ -90,7 +88,7 @@ async def test_a_claim_closes_the_lost_attempt_before_it(world: World, capped: b
 
 async def _set(world: World, table: str, **columns: Any) -> None:
     for column, value in columns.items():
-        await world.query(f"UPDATE fencepost.{table} SET {column} = $1", value)
+        await world.query(f"UPDATE fencepost.{table} SET {column} = $1", value)  # noqa: S608
 
 
 async def _most_open(world: World, scope: str, expected: int) -> int:
@@ -110,7 +108,7 @@ async def _most_open(world: World, scope: str, expected: int) -> int:
         END $$;
         CREATE TRIGGER look AFTER UPDATE ON fencepost.run_queue
             FOR EACH STATEMENT EXECUTE FUNCTION public.look();
-        """
+        """  # noqa: S608
     )
     claimed = 0
 
@@ -186,7 +184,11 @@ async def test_a_lost_attempt_keeps_its_place_under_a_cap(world: World) -> None:
 
 @pytest.mark.parametrize(
     ("table", "column"),
-    [("queues", "max_in_flight"), ("queues", "max_in_flight_per_key"), ("tenants", "max_in_flight")],
+    [
+        ("queues", "max_in_flight"),
+        ("queues", "max_in_flight_per_key"),
+        ("tenants", "max_in_flight"),
+    ],
 )
 async def test_a_claimer_that_has_not_heard_of_a_cap_gets_nothing(
     world: World, table: str, column: str

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
-from fencepost_server.clock import DAY, SECOND
+from fencepost_server.clock import SECOND
 from fencepost_server.errors import QueueNotFound, RequestIdReused, TenantNotFound
 from fencepost_server.store import requests
 from fencepost_server.store.catalogue import Catalogue, Remembered
@@ -82,15 +82,6 @@ async def test_a_rolled_back_call_leaves_no_memory(database: Database) -> None:
     other = RequestKey(request_id="r", body_hash=b"2")
     found = await requests.recall(database.requests, SCOPE, [other], now=NOW)
     assert isinstance(found["r"], RequestIdReused)
-
-
-async def test_expired_memories_are_dropped_some_at_a_time(database: Database) -> None:
-    for number in range(5):
-        await _answer(database, RequestKey(request_id=str(number), body_hash=b""), b"x")
-    pool = database.requests
-    assert await requests.forget_expired(pool, now=NOW + DAY - 1) == 0
-    assert await requests.forget_expired(pool, now=NOW + DAY, limit=3) == 3
-    assert await requests.forget_expired(pool, now=NOW + DAY, limit=3) == 2
 
 
 async def _answer(

@@ -50,7 +50,9 @@ def _dispatcher(world: World, *, batch_max: int = 100, poll: int = HOUR) -> Disp
     )
 
 
-async def _taker(world: World, *queues: str, kind: str | None = None, credits: int = 10**6) -> Taker:
+async def _taker(
+    world: World, *queues: str, kind: str | None = None, credits: int = 10**6
+) -> Taker:
     kinds = None if kind is None else frozenset((await world.catalogue.kind_ids([kind])).values())
     ids = [await world.queue_id(queue) for queue in queues or ("default",)]
     return Taker(

@@ -69,13 +69,16 @@ async def _until_listening(dsn: str, count: int) -> None:
     connection = await asyncpg.connect(dsn)
     try:
         async with asyncio.timeout(20):
-            # The last statement of a notifier at rest is its LISTEN to the last channel.
-            while count > await connection.fetchval(
-                "SELECT count(*) FROM pg_stat_activity WHERE application_name = "
-                "'fencepost-notify' AND datname = current_database() AND state = 'idle' "
-                f"AND query LIKE '%{LANES_CHANNEL}%'"
-            ):
-                await asyncio.sleep(0)
+            while True:
+                # The last statement of a notifier at rest is its LISTEN to the last channel.
+                listening = await connection.fetchval(
+                    "SELECT count(*) FROM pg_stat_activity WHERE application_name = "
+                    "'fencepost-notify' AND datname = current_database() AND state = 'idle' "
+                    "AND query LIKE $1",
+                    f"%{LANES_CHANNEL}%",
+                )
+                if listening >= count:
+                    return
     finally:
         await connection.close()
 

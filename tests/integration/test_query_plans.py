@@ -76,20 +76,21 @@ async def world(database_url: str) -> AsyncIterator[World]:
     async with build(database_url) as world:
         job = await world.add_job(spec=job_spec(every()), next_run_at=NOON)
         await world.raw.execute(
-            f"""
+            """
             INSERT INTO fencepost.job_schedules
                 (job_id, next_run_at, tenant_id, queue_id, kind_id, version, every_s,
                  partition_id, overlap)
             SELECT gen_random_uuid(), $1::timestamptz + n % 3600 * interval '1 second', tenant_id,
                    queue_id, kind_id, 1, 60, n % 256, 'skip'
-            FROM fencepost.job_schedules, generate_series(1, {_ROWS}) AS n
+            FROM fencepost.job_schedules, generate_series(1, $3::int) AS n
             WHERE job_id = $2::uuid
             """,
             to_datetime(NOON - 600 * SECOND),
             job,
+            _ROWS,
         )
         await world.raw.execute(
-            f"""
+            """
             INSERT INTO fencepost.run_queue
                 (job_id, scheduled_at, available_at, created_at, tenant_id, queue_id, kind_id,
                  version, attempt, attempt_open, lease_until, state, origin, priority, lease_s,
@@ -133,9 +134,7 @@ def _assert_no_whole_scan(plan: Plan) -> None:
 
 
 @pytest.mark.parametrize("partitions", [[7], list(range(256))], ids=["one", "all"])
-async def test_firing_walks_the_index_of_due_jobs(
-    planner: Planner, partitions: list[int]
-) -> None:
+async def test_firing_walks_the_index_of_due_jobs(planner: Planner, partitions: list[int]) -> None:
     plan = await planner.plan(
         load("firing")["fire_due"],
         partitions=partitions,
@@ -245,9 +244,7 @@ async def test_a_heartbeat_changes_no_index(world: World) -> None:
     assert not {row["attname"] for row in indexed} & {"lease_until", "progress"}
 
 
-async def test_looking_for_ended_keys_reads_their_days_only(
-    planner: Planner, world: World
-) -> None:
+async def test_looking_for_ended_keys_reads_their_days_only(planner: Planner, world: World) -> None:
     await world.retention._tables.ensure(
         to_datetime(NOON - 9 * DAY).date(), to_datetime(NOON + 9 * DAY).date()
     )

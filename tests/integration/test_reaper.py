@@ -121,9 +121,7 @@ async def test_heartbeats_that_fail_are_remembered_for_the_lease_keeper(database
 
 async def test_an_attempt_far_over_its_timeout_is_failed_by_the_server(world: World) -> None:
     run = await world.started(
-        job_spec(
-            retry=plain_retry(), attempt_timeout=60 * SECOND, cancel_grace=10 * SECOND
-        )
+        job_spec(retry=plain_retry(), attempt_timeout=60 * SECOND, cancel_grace=10 * SECOND)
     )
     for _ in range(8):
         await world.pass_time(10 * SECOND)

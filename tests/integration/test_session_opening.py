@@ -1,4 +1,4 @@
-"""How worker sessions open, spoken by hand: Hello, Welcome, inventory, and all that breaks a rule."""
+"""How worker sessions open: Hello, Welcome, inventory, and all that breaks a rule."""
 
 import asyncio
 import uuid
@@ -150,7 +150,7 @@ async def test_queues_and_revisions_must_be_known(database_url: str) -> None:
 
 async def test_a_welcome_says_what_the_worker_must_know(database_url: str) -> None:
     async with (
-        running(database_url, heartbeat_interval_s=7, lease_ttl_s=30) as server,
+        running(database_url, heartbeat_interval_s=7) as server,
         server.stream() as session,
     ):
         await session.say(

@@ -40,7 +40,7 @@ from fencepost_server.policy.schedule import interned_spec
 from fencepost_server.store import jobs as job_store
 from fencepost_server.store.catalogue import Catalogue
 from fencepost_server.store.database import Database
-from fencepost_server.store.jobs import JobSettings, NewJob
+from fencepost_server.store.job_settings import JobSettings, NewJob
 from fencepost_server.store.statements import load
 
 from tests.factories import NOON, job_spec
@@ -299,13 +299,15 @@ class World:
     async def ended(self, key: RunKey, table: str = "job_runs") -> asyncpg.Record:
         """The row of an ended run; no live row is left."""
         rows = await self.query(
-            f"SELECT * FROM fencepost.{table} WHERE job_id = $1::uuid AND scheduled_at = $2",
+            f"SELECT * FROM fencepost.{table} "  # noqa: S608 - a table that the test names
+            "WHERE job_id = $1::uuid AND scheduled_at = $2",
             key.job_id,
             to_datetime(key.scheduled_at),
         )
         assert rows, f"{key} is not in {table}"
         left = await self.value(
-            "SELECT count(*) FROM fencepost.run_queue WHERE job_id = $1::uuid AND scheduled_at = $2",
+            "SELECT count(*) FROM fencepost.run_queue "
+            "WHERE job_id = $1::uuid AND scheduled_at = $2",
             key.job_id,
             to_datetime(key.scheduled_at),
         )
@@ -448,4 +450,3 @@ async def _assemble(
         ),
         tenant_id=await catalogue.tenant_id("default"),
     )
-

@@ -23,8 +23,9 @@ from fencepost_server.api.wire_admin import (
     write_tenant,
     write_worker,
 )
+from fencepost_server.api.wire_forecast import write_forecast
 from fencepost_server.api.wire_time import to_duration, to_timestamp
-from fencepost_server.clock import DAY, HOUR, Clock
+from fencepost_server.clock import HOUR, Clock
 from fencepost_server.domain.names import (
     check_queue_name,
     check_tenant_name,
@@ -35,6 +36,7 @@ from fencepost_server.domain.names import (
     parse_tenant,
     parse_worker,
 )
+from fencepost_server.engine.forecast import Forecasts
 from fencepost_server.errors import (
     EtagMismatch,
     NotImplementedYet,
@@ -55,13 +57,14 @@ from fencepost_server.store.catalogue import Catalogue, queue_not_found, tenant_
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
-HISTORY_KEPT = 30 * DAY
 ETAG_CHARS_MAX = 64
+FORECAST_HOURS_DEFAULT = 24
+FORECAST_HOURS_MAX = 168
 _ALL_TENANTS = "tenants/-"
 
 
 class AdminServicer(admin_service_pb2_grpc.AdminServiceServicer):
-    """Serves AdminService. `version` is the server's own."""
+    """Serves AdminService. `version` is the server's own; ended runs stay for `history_kept`."""
 
     def __init__(
         self,
@@ -70,13 +73,17 @@ class AdminServicer(admin_service_pb2_grpc.AdminServiceServicer):
         catalogue: Catalogue,
         clock: Clock,
         page_tokens: PageTokens,
+        forecasts: Forecasts,
         version: str,
+        history_kept: Duration,
     ) -> None:
         self._store = store
         self._catalogue = catalogue
         self._clock = clock
         self._page_tokens = page_tokens
+        self._forecasts = forecasts
         self._version = version
+        self._history_kept = history_kept
 
     async def GetServerInfo(
         self, request: pb.GetServerInfoRequest, context: Context
@@ -89,7 +96,7 @@ class AdminServicer(admin_service_pb2_grpc.AdminServiceServicer):
             limits=server_limits(),
             server_at=to_timestamp(self._clock.now()),
             tzdata_version=tzdata_version(),
-            history_retention=to_duration(HISTORY_KEPT),
+            history_retention=to_duration(self._history_kept),
         )
 
     async def CreateTenant(
@@ -285,9 +292,20 @@ class AdminServicer(admin_service_pb2_grpc.AdminServiceServicer):
     def _after(self, token: str, query: bytes) -> str | None:
         return str(self._page_tokens.read(token, query=query)[0]) if token else None
 
-    async def GetForecast(self, request: pb.GetForecastRequest, context: Context) -> Any:
-        """Not served yet."""
-        refuse_method("GetForecast")
+    async def GetForecast(
+        self, request: pb.GetForecastRequest, context: Context
+    ) -> pb.GetForecastResponse:
+        """Fires expected in each minute ahead, and the busiest minutes."""
+        tenant_id = None
+        if request.parent != _ALL_TENANTS:
+            tenant = parse_tenant(request.parent, field="parent")
+            tenant_id = await self._catalogue.tenant_id(tenant)
+        hours = validate.optional_integer(
+            request.hours, field="hours", minimum=1, maximum=FORECAST_HOURS_MAX
+        )
+        return write_forecast(
+            await self._forecasts.get(tenant_id=tenant_id, hours=hours or FORECAST_HOURS_DEFAULT)
+        )
 
     async def CreateCalendar(self, request: pb.CreateCalendarRequest, context: Context) -> Any:
         """Not served yet."""

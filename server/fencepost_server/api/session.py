@@ -92,6 +92,7 @@ class Session:
         self._heard_at = monotonic()
         self._opened_at = monotonic()
         self._in_flight: dict[tuple[RunKey, int], int] = {}
+        self._unlisted: set[tuple[RunKey, int]] = set()
         self._bounded = any(each.in_flight_max for each in info.subscriptions.values())
         self._takes_runs = True
         self._left = False
@@ -255,6 +256,8 @@ class Session:
         ack = worker_pb2.HeartbeatAck(seq=heartbeat.seq)
         held, unknown = read_inventory(heartbeat.runs)
         ack.notices.extend(unknown)
+        if self._bounded and heartbeat.complete_inventory:
+            self._forget_unlisted({(each.key, each.attempt) for each in held})
         renewals: Sequence[Renewal]
         try:
             renewals = await self._parts.lifecycle.heartbeat(held)
@@ -270,6 +273,15 @@ class Session:
                     self._in_flight.pop((each.key, each.attempt), None)
         self.outbox.say(run_service_pb2.WorkResponse(heartbeat_ack=ack))
         self._parts.workers.seen(self.mark("ready" if self._takes_runs else "draining"))
+
+    def _forget_unlisted(self, listed: set[tuple[RunKey, int]]) -> None:
+        """A run that ended by a unary call gets no verdict here: what two full inventories in a
+        row leave out is no longer in flight."""
+        unlisted = self._in_flight.keys() - listed
+        for run in unlisted & self._unlisted:
+            del self._in_flight[run]
+        self._unlisted = unlisted
+        self._parts.dispatcher.credit_raised()
 
     async def _complete(self, completions: Sequence[worker_pb2.Completion]) -> None:
         await self._report(completions, [read_completion(each) for each in completions])

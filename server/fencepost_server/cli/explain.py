@@ -25,7 +25,7 @@ def explain(
     expressions: Annotated[
         list[str],
         typer.Argument(
-            metavar="EXPR...",
+            metavar="EXPR",
             help="Cron expressions, each quoted; several are a union.",
             show_default=False,
         ),
@@ -54,7 +54,16 @@ def explain(
     ] = None,
     output: OutputOption = None,
 ) -> None:
-    """Say in words when a cron expression fires, and what clock changes do to it."""
+    """Say in words when a cron expression fires, and what clock changes do to it.
+
+    Examples:
+
+      fencepost explain '0 9 * * 1-5' --tz Europe/Berlin
+
+      fencepost explain '30 2 * * *' --tz America/New_York --gap skip --fold both
+
+      fencepost explain 'H H * * *' --job invoice.send -n 10 -o json
+    """
     from fencepost_server.clock import SECOND, from_datetime
     from fencepost_server.domain.schedule import CronSpec, DstFoldPolicy, DstGapPolicy
     from fencepost_server.errors import InvalidSchedule

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 import typer.main
 
-from fencepost_server.cli import explain, jobs, process, runs, tz_diff, workers
+from fencepost_server.cli import explain, forecast, jobs, process, runs, tz_diff, workers
 from fencepost_server.cli.settings import (
     Given,
     OutputOption,
@@ -34,6 +34,7 @@ def build() -> "Command":
     app.command("run")(runs.run_job)
     app.command("explain")(explain.explain)
     app.command("tz-diff")(tz_diff.tz_diff)
+    app.command("forecast")(forecast.forecast)
     app.add_typer(jobs.app, name="jobs")
     app.add_typer(runs.app, name="runs")
     app.add_typer(workers.app, name="workers")

@@ -56,7 +56,16 @@ def tz_diff(
     ] = False,
 ) -> None:
     """List the zones that differ within three years, and the tenant's jobs with fires that
-    would move within 90 days."""
+    would move within 90 days.
+
+    Examples:
+
+      fencepost tz-diff --to 2026b
+
+      fencepost tz-diff --to ./tzdata-2026.2-py2.py3-none-any.whl --tenant acme
+
+      fencepost tz-diff --from 2026a --to /usr/share/zoneinfo --zones-only
+    """
     from fencepost_server.clock import DAY, SECOND
     from fencepost_server.policy.zone_diff import differing_zones
 

@@ -76,6 +76,8 @@ class QueueSettings:
     tenant: str
     paused: bool
     is_capped: bool
+    # Of the tenant, among tenants that share workers.
+    weight: int = 1
 
 
 class Dispatcher:
@@ -281,9 +283,9 @@ class Dispatcher:
         now = self._clock.now()
         left: list[tuple[Subscriber, int]] = []
         for subscriber in takers:
-            own = subscriber.subscriptions[queue_id].weight
+            own = self._weight(subscriber.subscriptions[queue_id])
             total = sum(
-                each.weight
+                self._weight(each)
                 for each in subscriber.subscriptions.values()
                 if each.queue_id == queue_id or self._lanes.ready(each.queue_id, now)
             )
@@ -298,6 +300,11 @@ class Dispatcher:
             slots.extend(subscriber for subscriber, _ in left[:room])
             left = [(subscriber, n - 1) for subscriber, n in left if n > 1]
         return slots
+
+    def _weight(self, subscription: Subscription) -> int:
+        """The worker's own weight of the queue times its tenant's."""
+        settings = self._settings.get(subscription.queue_id)
+        return subscription.weight * (1 if settings is None else settings.weight)
 
     def _bound(self, queue_id: int, lanes: Iterable[tuple[int, int]], now: Instant) -> Instant:
         """The lowest bound of these lanes: what others drained says nothing about them."""
@@ -324,6 +331,7 @@ class Dispatcher:
                 tenant=row["tenant_name"],
                 paused=row["paused"],
                 is_capped=row["is_capped"],
+                weight=row["weight"],
             )
 
     async def _sleep(self, until: float) -> None:

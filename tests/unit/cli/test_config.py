@@ -19,8 +19,8 @@ def test_only_the_database_is_required() -> None:
     config = load_config(database_url=URL)
     assert config.listen == "127.0.0.1:7600"
     assert config.roles == {"api", "scheduler"}
-    assert (config.lease_ttl_s, config.heartbeat_interval_s) == (30.0, 10.0)
-    assert not config.reflection
+    assert config.heartbeat_interval_s == 10.0
+    assert config.reflection
 
 
 def test_the_environment_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -53,8 +53,7 @@ def test_every_setting_is_described() -> None:
         ({"database_url": URL, "listen": "localhost:99999"}, ["99999", "0 to 65535"]),
         ({"database_url": URL, "roles": "api,cook"}, ["FENCEPOST_ROLES", "'api' or 'scheduler'"]),
         ({"database_url": URL, "roles": ""}, ["FENCEPOST_ROLES"]),
-        ({"database_url": URL, "lease_ttl_s": 5}, ["FENCEPOST_LEASE_TTL_S=5", "15"]),
-        ({"database_url": URL, "heartbeat_interval_s": 11}, ["HEARTBEAT_INTERVAL_S=11", "third"]),
+        ({"database_url": URL, "heartbeat_interval_s": 11}, ["HEARTBEAT_INTERVAL_S=11", "10"]),
         ({"database_url": URL, "tick_s": "nan"}, ["FENCEPOST_TICK_S"]),
         ({"database_url": URL, "fire_batch_max": 0}, ["FENCEPOST_FIRE_BATCH_MAX=0"]),
     ],

@@ -16,9 +16,7 @@ Work = Callable[[Sequence[int]], Awaitable[Sequence[int]]]
 async def _ticking(
     work: Work, *, batch_max: int = 100, pending_max: int = 1000
 ) -> AsyncIterator[Ticker[int, int]]:
-    ticker = Ticker(
-        work, gather=MILLISECOND, batch_max=batch_max, pending_max=pending_max
-    )
+    ticker = Ticker(work, gather=MILLISECOND, batch_max=batch_max, pending_max=pending_max)
     loop = asyncio.create_task(ticker.run())
     try:
         yield ticker

@@ -16,7 +16,11 @@ FROM (
     FROM fencepost.job_schedules AS s
     CROSS JOIN LATERAL (
         SELECT CASE
-            WHEN s.every_s IS NULL THEN s.max_fires - s.fire_count
+            -- No rule fires more often than each second.
+            WHEN s.every_s IS NULL THEN
+                CASE WHEN s.max_fires - s.fire_count
+                          < extract(epoch FROM @until_at - s.next_run_at)
+                     THEN s.max_fires - s.fire_count END
             -- An interval's end, as a number of fires; only where it comes before `until_at`.
             WHEN s.end_at < @until_at OR s.max_fires IS NOT NULL THEN
                 least(s.max_fires - s.fire_count,

@@ -28,10 +28,6 @@ WHERE retention_floor < @floor;
 -- The days that have history tables now.
 UPDATE fencepost.shard_state SET history_from = @from_at, history_until = @until_at;
 
--- name: retention_floor
--- The instant before which no run is made.
-SELECT retention_floor FROM fencepost.shard_state;
-
 -- name: prune_strays
 -- Ended runs without a day table, by when they ended.
 DELETE FROM fencepost.job_runs_stray AS s

@@ -2,6 +2,7 @@
 of the Work protocol spoken by hand."""
 
 import asyncio
+import gc
 import itertools
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -321,6 +322,8 @@ async def running(dsn: str, **settings: Any) -> AsyncIterator[RunningServer]:
         "drain_grace_s": 5.0,
         **settings,
     }
+    unheard: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: unheard.append(context))
     stopping = asyncio.Event()
     started: asyncio.Future[int] = asyncio.get_running_loop().create_future()
     serving = asyncio.create_task(
@@ -349,3 +352,5 @@ async def running(dsn: str, **settings: Any) -> AsyncIterator[RunningServer]:
     finally:
         stopping.set()
         await asyncio.wait_for(serving, 30)
+    gc.collect()
+    assert not unheard, f"errors that nobody awaited: {unheard}"

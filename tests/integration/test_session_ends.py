@@ -8,6 +8,7 @@ import grpc
 import pytest
 from fencepost.v1 import failure_pb2, run_pb2, run_service_pb2, worker_pb2
 from fencepost_server.api import work as work_module
+from fencepost_server.api.session import Session
 from fencepost_server.clock import MILLISECOND, SECOND
 from fencepost_server.engine.lifecycle import Lifecycle
 from fencepost_server.errors import InternalError, StorageUnavailable
@@ -253,10 +254,9 @@ async def test_a_newer_session_replaces_the_older(
                 assert older.kept("runs") == 0
                 await older.call.done_writing()
                 assert await older.ended() is grpc.StatusCode.OK
-                await newer.beat()
                 await server.until(
                     "SELECT bool_and(state = 'ready') FROM fencepost.workers "
-                    "WHERE held_runs = 0 AND worker_id = $1::uuid",
+                    "WHERE worker_id = $1::uuid",
                     newer.worker_id,
                 )
             monkeypatch.setattr(work_module, "CLOSE_AFTER", 100 * MILLISECOND)
@@ -366,7 +366,7 @@ async def test_a_bug_in_one_session_is_told_and_leaves_the_others(
     async with running(database_url) as server, server.session() as healthy:
         async with server.session() as session:
             with monkeypatch.context() as patch:
-                patch.setattr(work_module.Session, "take_counters", lambda *_: 1 / 0)
+                patch.setattr(Session, "take_counters", lambda *_: 1 / 0)
                 await session.say(credit_limit=1)
                 refusal = await session.refused()
                 assert refusal.code is grpc.StatusCode.INTERNAL

@@ -25,7 +25,7 @@ from fencepost_server.api.wire_admin import (
 )
 from fencepost_server.api.wire_forecast import write_forecast
 from fencepost_server.api.wire_time import to_duration, to_timestamp
-from fencepost_server.clock import HOUR, Clock
+from fencepost_server.clock import HOUR, Clock, Duration
 from fencepost_server.domain.names import (
     check_queue_name,
     check_tenant_name,

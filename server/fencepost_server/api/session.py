@@ -12,6 +12,7 @@ from typing import Any
 import structlog
 from fencepost.v1 import run_service_pb2, worker_pb2
 
+from fencepost_server.api.inventory import read_inventory
 from fencepost_server.api.limits import CREDIT_WINDOW_MAX
 from fencepost_server.api.outbox import WRITE_WAIT_MAX, Outbox
 from fencepost_server.api.settlement import Settlement
@@ -20,7 +21,6 @@ from fencepost_server.api.wire_worker import (
     Fenced,
     Read,
     read_completion,
-    read_held,
     read_release,
     write_notice,
     write_refusal,
@@ -32,7 +32,6 @@ from fencepost_server.domain.run import RunKey
 from fencepost_server.engine.claims import Claimed
 from fencepost_server.engine.dispatcher import Dispatcher, Subscription
 from fencepost_server.engine.lifecycle import (
-    Held,
     Judged,
     Lifecycle,
     Renewal,
@@ -42,7 +41,6 @@ from fencepost_server.engine.lifecycle import (
 from fencepost_server.engine.workers import WorkerMark, WorkerRegistry
 from fencepost_server.errors import (
     FencepostError,
-    InvalidField,
     ProtocolViolation,
     ServerDraining,
     SessionExpired,
@@ -96,6 +94,7 @@ class Session:
         self._bounded = any(each.in_flight_max for each in info.subscriptions.values())
         self._takes_runs = True
         self._left = False
+        self._is_newest = True
         self._close_at: int | None = None
         self._group: asyncio.TaskGroup | None = None
 
@@ -167,6 +166,8 @@ class Session:
     ) -> None:
         """Ask the worker to move; the stream still takes heartbeats and completions."""
         self.stop_taking()
+        if reason == worker_pb2.SERVER_DRAIN_REASON_REPLACED:
+            self._is_newest = False
         if self._close_at is None:
             self._close_at = monotonic() + close_after
         drain = worker_pb2.ServerDrain(reason=reason)
@@ -202,7 +203,8 @@ class Session:
         self.stop_taking()
         if not self._left:
             self._parts.settle.unreceipted(self.outbox.take_unreceipted())
-        self._parts.workers.left(self.mark("disconnected"))
+        if self._is_newest:
+            self._parts.workers.left(self.mark("disconnected"))
 
     def take_counters(self, request: run_service_pb2.WorkRequest) -> None:
         """Receipts and credit of a message; any message may carry them."""
@@ -238,7 +240,7 @@ class Session:
                 self.stop_taking()
                 ack = worker_pb2.DrainAck(last_batch_seq=self.outbox.last_seq)
                 self.outbox.say(run_service_pb2.WorkResponse(drain_ack=ack))
-                self._parts.workers.seen(self.mark("draining"))
+                self._mark()
             case "hello":
                 raise ProtocolViolation("hello: only the first message is a Hello", rule="S1")
             case _:
@@ -272,7 +274,12 @@ class Session:
                 if renewal.notice.lost is not None:
                     self._in_flight.pop((each.key, each.attempt), None)
         self.outbox.say(run_service_pb2.WorkResponse(heartbeat_ack=ack))
-        self._parts.workers.seen(self.mark("ready" if self._takes_runs else "draining"))
+        self._mark()
+
+    def _mark(self) -> None:
+        """Tell the fleet's table, unless a newer session of the worker speaks for it."""
+        if self._is_newest:
+            self._parts.workers.seen(self.mark("ready" if self._takes_runs else "draining"))
 
     def _forget_unlisted(self, listed: set[tuple[RunKey, int]]) -> None:
         """A run that ended by a unary call gets no verdict here: what two full inventories in a
@@ -344,18 +351,3 @@ class Session:
         for run in runs:
             self._in_flight.pop(run, None)
         self._parts.settle.undelivered(runs)
-
-
-def read_inventory(
-    runs: Sequence[worker_pb2.HeldRun],
-) -> tuple[list[Held], list[worker_pb2.RunNotice]]:
-    """What can be renewed, and a notice for every entry that cannot be a run at all."""
-    held: list[Held] = []
-    unknown: list[worker_pb2.RunNotice] = []
-    for run in runs:
-        try:
-            held.append(read_held(run, field="runs", drop_bad_progress=True))
-        except InvalidField:
-            lost = worker_pb2.LeaseLost(reason=worker_pb2.LEASE_LOST_REASON_UNKNOWN_RUN)
-            unknown.append(worker_pb2.RunNotice(run=run.run, attempt=run.attempt, lease_lost=lost))
-    return held, unknown

@@ -12,13 +12,14 @@ import structlog
 from fencepost.v1 import run_service_pb2, worker_pb2
 
 from fencepost_server.api import validate
+from fencepost_server.api.inventory import read_inventory
 from fencepost_server.api.limits import (
     HELD_RUNS_MAX,
     REVISION_MAX,
     REVISION_MIN,
     server_limits,
 )
-from fencepost_server.api.session import Session, SessionInfo, SessionParts, read_inventory
+from fencepost_server.api.session import Session, SessionInfo, SessionParts
 from fencepost_server.api.subscriptions import read_subscriptions
 from fencepost_server.api.wire_worker import write_notice
 from fencepost_server.clock import MILLISECOND, MINUTE, SECOND, Duration

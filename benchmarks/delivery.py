@@ -12,8 +12,9 @@ import time
 
 import asyncpg
 import uvloop
-from benchmarks.setting import fresh_database, median, postgres, server
 from fencepost import Client, NewRun
+
+from benchmarks.setting import cpu_seconds, fresh_database, median, postgres, server
 
 _WORKER = """
 import sys, logging
@@ -31,7 +32,7 @@ async def _round(dsn: str, options: argparse.Namespace) -> tuple[float, float]:
     """Runs per second enqueued, and completed from the start of the workers."""
     url = await fresh_database(dsn, "fencepost_bench_delivery")
     probe = await asyncpg.connect(url)
-    async with server(url) as address, Client(address) as client:
+    async with server(url) as (address, pid), Client(address) as client:
         job = await client.create_job("noop", kind="noop")
         started = time.perf_counter()
         made = await client.enqueue_many(NewRun(job=job.name) for _ in range(options.runs))
@@ -51,9 +52,14 @@ async def _round(dsn: str, options: argparse.Namespace) -> tuple[float, float]:
                 await asyncio.sleep(0.01)
             started = time.perf_counter()
             first = await probe.fetchval("SELECT count(*) FROM fencepost.job_runs")
+            used = [cpu_seconds(each) for each in (pid, *(w.pid for w in workers))]
             while await probe.fetchval("SELECT EXISTS (SELECT FROM fencepost.run_queue)"):
                 await asyncio.sleep(0.02)
-            completed = (options.runs - first) / (time.perf_counter() - started)
+            left = options.runs - first
+            completed = left / (time.perf_counter() - started)
+            spent = [cpu_seconds(each) for each in (pid, *(w.pid for w in workers))]
+            micros = [(b - a) / left * 1e6 for a, b in zip(used, spent, strict=True)]
+            print(f"  CPU per run: server {micros[0]:.0f} µs, workers {sum(micros[1:]):.0f} µs")
         finally:
             for worker in workers:
                 worker.terminate()

@@ -10,12 +10,13 @@ import time
 
 import asyncpg
 import uvloop
-from benchmarks.setting import fresh_database, median, postgres
 from fencepost_server.cluster.ownership import AllPartitions
 from fencepost_server.engine.firing import Scheduler
 from fencepost_server.engine.wake import Wakes
 from fencepost_server.store.database import Database
 from fencepost_server.store.statements import load
+
+from benchmarks.setting import fresh_database, median, postgres
 
 RULES = 100
 

@@ -11,8 +11,9 @@ import sys
 import time
 
 import uvloop
-from benchmarks.setting import fresh_database, percentile, postgres, server
 from fencepost import Client
+
+from benchmarks.setting import fresh_database, percentile, postgres, server
 
 _WORKER = """
 import sys, time, logging
@@ -33,7 +34,7 @@ async def main() -> None:
     options = parser.parse_args()
     with postgres() as dsn:
         url = await fresh_database(dsn, "fencepost_bench_latency")
-        async with server(url) as address, Client(address) as client:
+        async with server(url) as (address, _), Client(address) as client:
             job = await client.create_job("stamp", kind="stamp")
             worker = subprocess.Popen(
                 [sys.executable, "-c", _WORKER, address], stdout=subprocess.PIPE, text=True

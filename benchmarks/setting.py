@@ -47,8 +47,8 @@ async def fresh_database(dsn: str, name: str) -> str:
 
 
 @asynccontextmanager
-async def server(database_url: str, **settings: str) -> AsyncIterator[str]:
-    """A server process on a free port; its address."""
+async def server(database_url: str, **settings: str) -> AsyncIterator[tuple[str, int]]:
+    """A server process on a free port; its address and pid."""
     reader, writer = os.pipe()
     script = (
         "import asyncio, os, uvloop;"
@@ -56,7 +56,8 @@ async def server(database_url: str, **settings: str) -> AsyncIterator[str]:
         "from fencepost_server.config import load_config;"
         "from fencepost_server.telemetry import configure_logging;"
         "configure_logging(level='warning', style='console');"
-        f"uvloop.run(serve(load_config(), started=lambda port: os.write({writer}, b'%d\\n' % port)))"
+        f"told = lambda port: os.write({writer}, b'%d\\n' % port);"
+        "uvloop.run(serve(load_config(), started=told))"
     )
     environment = {
         **os.environ,
@@ -70,11 +71,20 @@ async def server(database_url: str, **settings: str) -> AsyncIterator[str]:
         line = await asyncio.to_thread(os.read, reader, 32)
         if not line:
             raise RuntimeError("the server did not start; its output is above")
-        yield f"127.0.0.1:{int(line)}"
+        yield f"127.0.0.1:{int(line)}", process.pid
     finally:
         os.close(reader)
         process.send_signal(signal.SIGTERM)
         await asyncio.to_thread(process.wait, 60)
+
+
+def cpu_seconds(pid: int) -> float:
+    """What a process and its children that have ended used so far; 0 if it is gone."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except FileNotFoundError:
+        return 0.0
+    return sum(int(field) for field in fields[11:15]) / os.sysconf("SC_CLK_TCK")
 
 
 def percentile(values: Sequence[float], share: float) -> float:

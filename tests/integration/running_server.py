@@ -120,7 +120,8 @@ class WorkerSession:
         """The status that the server ended the call with."""
         self.read()
         assert self._reader is not None
-        await asyncio.wait_for(self._reader, WAIT_S)
+        done, _ = await asyncio.wait({self._reader}, timeout=WAIT_S)
+        assert done, "the server did not end the stream"
         code: grpc.StatusCode = await self.call.code()
         return code
 

@@ -1,9 +1,11 @@
 """History's length: tables ahead of time, old ones dropped without holding anybody up."""
 
 import asyncio
+from collections.abc import AsyncIterator
 from datetime import date, timedelta
 
 import asyncpg
+import pytest
 from fencepost_server.clock import DAY, HOUR, from_datetime, to_datetime
 from fencepost_server.engine.retention import Retention
 from fencepost_server.store.day_tables import DayTables
@@ -12,6 +14,13 @@ from tests.factories import NOON, every, job_spec
 from tests.integration.world import World, build
 
 TODAY = to_datetime(NOON).date()
+
+
+@pytest.fixture
+async def world(database_url: str) -> AsyncIterator[World]:
+    """A world of its own for each test, because they make and drop tables."""
+    async with build(database_url) as world:
+        yield world
 
 
 async def _days(world: World, parent: str = "job_runs") -> list[date]:

@@ -1,7 +1,6 @@
 """A running server whose Postgres goes away and comes back, or is not there from the start."""
 
 import asyncio
-import socket
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,12 +15,12 @@ from fencepost.v1 import (
     schedule_pb2,
     worker_pb2,
 )
-from fencepost_server.dev.postgres import EmbeddedPostgres
 from fencepost_server.store.migrate import migrate
 from google.protobuf.duration_pb2 import Duration
 from google.rpc import error_details_pb2, status_pb2
 from grpc_health.v1 import health_pb2
 
+from tests.integration.own_postgres import OwnPostgres, own_postgres
 from tests.integration.running_server import (
     QUEUE,
     RunningServer,
@@ -39,12 +38,9 @@ _ANSWER_S = 8.0
 
 
 @pytest.fixture
-def own_postgres(postgres_dir: Path) -> Iterator[EmbeddedPostgres]:
-    """A migrated Postgres that the test may stop and start; its port stays the same."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    with EmbeddedPostgres(postgres_dir, durable=False, port=port) as postgres:
+def storage(postgres_dir: Path) -> Iterator[OwnPostgres]:
+    """A migrated Postgres that the test may stop and start."""
+    with own_postgres(postgres_dir) as postgres:
         asyncio.run(migrate(postgres.dsn))
         yield postgres
 
@@ -104,12 +100,12 @@ async def health_is(server: RunningServer, status: int) -> None:
     await until(is_so, what=f"the storage's health is {status}")
 
 
-async def test_everything_comes_back_by_itself(own_postgres: EmbeddedPostgres) -> None:
-    dsn = own_postgres.dsn
+async def test_everything_comes_back_by_itself(storage: OwnPostgres) -> None:
+    dsn = storage.dsn
     async with running(dsn, claim_poll_s=20) as server, running(dsn) as other:
         await server.make_job()
         often = schedule_pb2.Schedule(
-            interval=schedule_pb2.IntervalSchedule(every=Duration(seconds=1)),
+            interval=schedule_pb2.IntervalSpec(every=Duration(seconds=1)),
             overlap_policy=schedule_pb2.OVERLAP_POLICY_ALLOW,
         )
         ticking = await server.make_job(
@@ -120,7 +116,7 @@ async def test_everything_comes_back_by_itself(own_postgres: EmbeddedPostgres) -
         async with server.session(credit=2, subscriptions=[mails]) as session:
             kept, ended = await session.runs(2)
             await health_is(server, _SERVING)
-            own_postgres.stop()
+            storage.stop()
             await health_is(server, _NOT_SERVING)
             await asyncio.gather(*map(unavailable, calls(server, kept).values()))
             answer = await server.runs.BatchCompleteRuns(
@@ -128,7 +124,7 @@ async def test_everything_comes_back_by_itself(own_postgres: EmbeddedPostgres) -
             )
             assert [each.verdict for each in answer.verdicts] == [worker_pb2.VERDICT_RETRY]
             async with server.stream() as late:
-                await late.say(hello=hello(late.worker_id))
+                await late.say(hello=hello(late.worker_id, inventory=[held(kept)]))
                 refusal = await late.refused()
                 assert (refusal.code, refusal.reason) == (
                     grpc.StatusCode.UNAVAILABLE,
@@ -140,7 +136,7 @@ async def test_everything_comes_back_by_itself(own_postgres: EmbeddedPostgres) -
             assert verdict.verdict == worker_pb2.VERDICT_RETRY
             # The other services are as healthy as before: the process itself is fine.
             assert await server.check("") == _SERVING
-            own_postgres.start()
+            storage.start()
             await health_is(server, _SERVING)
             await health_is(other, _SERVING)
             # The session never ended, and what it had to say again is taken.
@@ -173,13 +169,13 @@ async def test_everything_comes_back_by_itself(own_postgres: EmbeddedPostgres) -
             assert key_of(hinted.run) == keys[0]
 
 
-async def test_a_server_leaves_while_its_storage_is_away(own_postgres: EmbeddedPostgres) -> None:
-    async with running(own_postgres.dsn, drain_grace_s=0.5) as server:
+async def test_a_server_leaves_while_its_storage_is_away(storage: OwnPostgres) -> None:
+    async with running(storage.dsn, drain_grace_s=0.5) as server:
         await server.make_job()
         await server.enqueue(1)
         async with server.session(credit=1) as session:
             await session.runs(1, receipt=False)
-            own_postgres.stop()
+            storage.stop()
             server.stopping.set()
             drain = await session.hear("server_drain")
             assert drain.reason == worker_pb2.SERVER_DRAIN_REASON_SHUTDOWN
@@ -187,9 +183,9 @@ async def test_a_server_leaves_while_its_storage_is_away(own_postgres: EmbeddedP
             assert server.serving.exception() is None
 
 
-async def test_a_server_waits_for_its_storage(own_postgres: EmbeddedPostgres) -> None:
-    own_postgres.stop()
-    start = asyncio.get_running_loop().call_later(0.7, own_postgres.start)
-    async with running(own_postgres.dsn) as server:
+async def test_a_server_waits_for_its_storage(storage: OwnPostgres) -> None:
+    storage.stop()
+    start = asyncio.get_running_loop().call_later(0.7, storage.start)
+    async with running(storage.dsn) as server:
         assert start.when() < asyncio.get_running_loop().time()
         assert (await server.make_job()).name == "tenants/default/jobs/mail"

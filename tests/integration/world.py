@@ -389,10 +389,32 @@ async def build(
         await raw.close()
 
 
+async def reset(dsn: str) -> None:
+    """Empties a database that a world was built on before; its day tables stay."""
+    raw = await asyncpg.connect(dsn, server_settings={"lock_timeout": "5s"})
+    try:
+        await raw.execute(
+            """
+            TRUNCATE fencepost.jobs, fencepost.job_versions, fencepost.job_schedules,
+                fencepost.fire_skips, fencepost.run_queue, fencepost.job_runs,
+                fencepost.job_runs_stray, fencepost.dead_letters, fencepost.run_attempts,
+                fencepost.workers, fencepost.requests, fencepost.claim_requests,
+                fencepost.schedules, fencepost.schedule_fires, fencepost.kinds;
+            DELETE FROM fencepost.queues WHERE name <> 'default';
+            UPDATE fencepost.queues SET paused = false, has_capped_jobs = false,
+                max_in_flight = NULL, max_in_flight_per_key = NULL;
+            UPDATE fencepost.tenants SET max_in_flight = NULL;
+            UPDATE fencepost.shard_state SET tzdata_version = '';
+            """
+        )
+    finally:
+        await raw.close()
+
+
 async def _hold_clock(raw: "asyncpg.Connection[asyncpg.Record]", at: Instant) -> None:
     await raw.execute("CREATE TABLE IF NOT EXISTS public.test_clock (at timestamptz NOT NULL)")
-    if not await raw.fetchval("SELECT count(*) FROM public.test_clock"):
-        await raw.execute("INSERT INTO public.test_clock VALUES ($1)", to_datetime(at))
+    await raw.execute("DELETE FROM public.test_clock")
+    await raw.execute("INSERT INTO public.test_clock VALUES ($1)", to_datetime(at))
     await raw.execute(
         "CREATE OR REPLACE FUNCTION fencepost.clock() RETURNS timestamptz LANGUAGE sql VOLATILE "
         "AS 'SELECT at FROM public.test_clock'"

@@ -13,6 +13,7 @@ from fencepost.v1 import run_service_pb2, worker_pb2
 
 from fencepost_server.clock import SECOND, Duration, monotonic
 from fencepost_server.domain.run import RunKey
+from fencepost_server.engine.claims import Claimed
 
 BATCH_RUNS_MAX = 128
 BATCH_BYTES_MAX = 256 * 1024
@@ -55,21 +56,30 @@ class Outbox:
         self._wake()
 
     def deal(
-        self, assignments: Sequence[worker_pb2.Assignment], runs: Sequence[tuple[RunKey, int]]
+        self, runs: Sequence[Claimed], fill: Callable[[worker_pb2.Assignment, Claimed], None]
     ) -> None:
-        """Queue runs, in batches of bounded number and size."""
+        """Queue runs, in batches of bounded number and size; `fill` writes an assignment.
+
+        Written into their batch at once, because to copy a message costs as much as to make it.
+        """
         now = monotonic()
-        start = 0
+        message = run_service_pb2.WorkResponse()
+        keys: list[tuple[RunKey, int]] = []
         size = 0
-        for place, assignment in enumerate(assignments):
+        for run in runs:
+            assignment = message.runs.runs.add()
+            fill(assignment, run)
             bytes_more = assignment.ByteSize()
-            full = place - start >= BATCH_RUNS_MAX or size + bytes_more > BATCH_BYTES_MAX
-            if full and place > start:
-                self._queue(assignments[start:place], runs[start:place], now)
-                start, size = place, 0
+            if keys and (len(keys) >= BATCH_RUNS_MAX or size + bytes_more > BATCH_BYTES_MAX):
+                following = run_service_pb2.WorkResponse()
+                following.runs.runs.append(assignment)
+                del message.runs.runs[-1]
+                self._queue(message, keys, now)
+                message, keys, size = following, [], 0
+            keys.append((run.key, run.attempt))
             size += bytes_more
-        if start < len(assignments):
-            self._queue(assignments[start:], runs[start:], now)
+        if keys:
+            self._queue(message, keys, now)
 
     def receive_receipt(self, seq: int) -> int:
         """All batches up to `seq` are in the worker's memory; returns how many runs these are."""
@@ -128,13 +138,9 @@ class Outbox:
         await self._idle.wait()
 
     def _queue(
-        self,
-        assignments: Sequence[worker_pb2.Assignment],
-        runs: Sequence[tuple[RunKey, int]],
-        now: int,
+        self, message: run_service_pb2.WorkResponse, runs: list[tuple[RunKey, int]], now: int
     ) -> None:
-        message = run_service_pb2.WorkResponse(runs=worker_pb2.RunBatch(runs=assignments))
-        self._batches.append(Batch(runs=list(runs), message=message, queued_at=now))
+        self._batches.append(Batch(runs=runs, message=message, queued_at=now))
         self._wake()
 
     def _wake(self) -> None:

@@ -7,6 +7,7 @@ have received is taken back (protocol S15).
 import asyncio
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import structlog
@@ -125,17 +126,15 @@ class Session:
 
     def deliver(self, runs: Sequence[Claimed]) -> None:
         """Send claimed runs; a session that has ended meanwhile gives them back."""
-        keys = [(run.key, run.attempt) for run in runs]
         if not self._takes_runs:
-            self._parts.settle.undelivered(keys)
+            self._parts.settle.undelivered([(run.key, run.attempt) for run in runs])
             return
         self._sent += len(runs)
         if self._bounded:
             for run in runs:
                 self._in_flight[run.key, run.attempt] = run.queue_id
         now = self._parts.clock.now()
-        write = self._parts.assignments.write
-        self.outbox.deal([write(run, now=now) for run in runs], keys)
+        self.outbox.deal(runs, partial(self._parts.assignments.fill, now=now))
 
     # The stream ---------------------------------------------------------------------------
 

@@ -265,8 +265,13 @@ class Assignments:
 
     def write(self, run: Claimed, *, now: Instant) -> worker_pb2.Assignment:
         """Everything the handler needs; `now` is when the message is about to be written."""
-        key = run.key
         message = worker_pb2.Assignment()
+        self.fill(message, run, now=now)
+        return message
+
+    def fill(self, message: worker_pb2.Assignment, run: Claimed, *, now: Instant) -> None:
+        """As `write`, into an empty message that may be part of another one already."""
+        key = run.key
         message.CopyFrom(self._template(run))
         message.attempt = run.attempt
         write_run_key(key, message.run)
@@ -285,7 +290,6 @@ class Assignments:
             message.progress.ParseFromString(run.progress)
         if run.last_failure is not None:
             message.last_failure.ParseFromString(run.last_failure)
-        return message
 
     def _template(self, run: Claimed) -> worker_pb2.Assignment:
         key = SpecKey(run.key.job_id, run.version)

@@ -61,6 +61,7 @@ class Zone:
         """The stretches that a change of offset within UTC seconds [first, last] begins."""
         found: list[Stretch] = []
         stretch = self.stretch(first)
+        last = min(last, LAST_SECOND)
         while stretch.end <= last:
             stretch = self.stretch(stretch.end)
             if stretch.offset != stretch.offset_before:

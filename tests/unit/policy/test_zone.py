@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 
 import pytest
 from fencepost_server.errors import InvalidSchedule
-from fencepost_server.policy.zone import load_zone, tzdata_version
+from fencepost_server.policy.zone import LAST_SECOND, load_zone, tzdata_version
 
 
 @pytest.mark.parametrize(
@@ -60,3 +60,9 @@ def test_changes_are_those_of_the_range() -> None:
     starts = [one.start for one in load_zone("Africa/Casablanca").changes(first, last)]
     expected = [datetime(2025, 2, 23, 2, tzinfo=UTC), datetime(2025, 4, 6, 2, tzinfo=UTC)]
     assert expected == [datetime.fromtimestamp(start, UTC) for start in starts]
+
+
+def test_changes_end_with_the_calendar() -> None:
+    zone = load_zone("Europe/Berlin")
+    starts = [one.start for one in zone.changes(LAST_SECOND - 366 * 86_400, LAST_SECOND * 2)]
+    assert [datetime.fromtimestamp(start, UTC).year for start in starts] == [9998, 9998]

@@ -2,11 +2,13 @@
 
 import asyncio
 import os
+import shutil
 import signal
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 
 import asyncpg
@@ -172,9 +174,9 @@ class Development:
         port = address.rpartition(":")[2]
         flag = "" if port == _LISTEN_DEFAULT.rpartition(":")[2] else f"--server {address} "
         following = (
-            f"fencepost {flag}run hello --watch"
+            f"{_command()} {flag}run hello --watch"
             if self._demo
-            else f"fencepost {flag}jobs create hello --kind hello --every 30s"
+            else f"{_command()} {flag}jobs create hello --kind hello --every 30s"
         )
         took = time.monotonic() - self._began_at
         print(f"ready in {took:.1f}s · try:  {following}", flush=True)
@@ -189,3 +191,15 @@ class Development:
         if self._colour:
             label = f"\x1b[{_COLOURS.get(name, 37)}m{label}\x1b[0m"
         print(f"{label} | {line}", flush=True)
+
+
+def _command() -> str:
+    """`fencepost` as it can be typed here: its path where the shell would not find this one."""
+    own = Path(sys.executable).with_name("fencepost")
+    found = shutil.which("fencepost")
+    if found is not None and Path(found).resolve() == own.resolve():
+        # `make` puts the environment on the PATH of its recipes, but not of the next terminal.
+        found = None if "MAKELEVEL" in os.environ else found
+    if found is not None or not own.exists():
+        return "fencepost"
+    return os.path.relpath(own) if own.is_relative_to(Path.cwd()) else str(own)

@@ -16,7 +16,7 @@ from fencepost_server.domain.schedule import (
     Schedule,
     Spec,
 )
-from fencepost_server.policy.outcome import OpenAttempt
+from fencepost_server.policy.outcome import Failed, OpenAttempt
 
 JOB_ID = "0197a4c2-7d1e-7b1a-9c55-3f2f6a1d0e42"
 # Tuesday, 1 December 2026, noon in UTC: a whole second, minute and hour.
@@ -48,6 +48,8 @@ def schedule(
     overlap: OverlapPolicy = OverlapPolicy.ALLOW,
     end_at: Instant | None = None,
     max_fires: int = 0,
+    jitter: Duration = 0,
+    exclude_calendars: tuple[str, ...] = (),
 ) -> Schedule:
     """A schedule that never overlaps unless told so."""
     return Schedule(
@@ -58,6 +60,8 @@ def schedule(
             action=misfire, threshold=threshold, window=window, max_catch_up=max_catch_up
         ),
         overlap=overlap,
+        jitter=jitter,
+        exclude_calendars=exclude_calendars,
     )
 
 
@@ -98,3 +102,8 @@ def open_attempt(**fields: Any) -> OpenAttempt:
         "cancel_reason": None,
     }
     return OpenAttempt(**(values | fields))
+
+
+def failed(code: str = "BOOM", **fields: Any) -> Failed:
+    """A failure that a worker reports."""
+    return Failed(code=code, reported=True, **fields)

@@ -28,25 +28,31 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from fencepost_server.api.admin import AdminServicer
+from fencepost_server.api.fire_calls import FireCalls
 from fencepost_server.api.jobs import JobServicer
 from fencepost_server.api.limits import MESSAGE_BYTES_MAX
+from fencepost_server.api.operation_calls import OperationCalls
 from fencepost_server.api.page_tokens import PageTokens
 from fencepost_server.api.runs import RunServicer
 from fencepost_server.api.session import SessionParts
 from fencepost_server.api.settlement import Settlement
 from fencepost_server.api.status import StatusInterceptor
 from fencepost_server.api.unary_calls import UnaryCalls
+from fencepost_server.api.undecodable import UndecodableInterceptor
 from fencepost_server.api.wire_worker import Assignments
 from fencepost_server.api.work import WorkSessions
 from fencepost_server.clock import DAY, SECOND, Duration
 from fencepost_server.cluster.ownership import AllPartitions
 from fencepost_server.config import Config
+from fencepost_server.engine.backfill import Operations
+from fencepost_server.engine.backfill_steps import BackfillSteps
 from fencepost_server.engine.claims import Claimer
 from fencepost_server.engine.dispatcher import Dispatcher
 from fencepost_server.engine.enqueue import Enqueues
 from fencepost_server.engine.firing import Scheduler
 from fencepost_server.engine.forecast import Forecasts
 from fencepost_server.engine.jobs import Jobs
+from fencepost_server.engine.ledger import Ledger
 from fencepost_server.engine.lifecycle import TIMEOUT_CODE, Lifecycle
 from fencepost_server.engine.loops import Loops, when_stored
 from fencepost_server.engine.promoter import Promoter
@@ -60,6 +66,7 @@ from fencepost_server.engine.wake import JOBS_CHANNEL, LANES_CHANNEL, Wakes
 from fencepost_server.engine.workers import WorkerRegistry
 from fencepost_server.errors import StorageUnavailable
 from fencepost_server.store.admin import AdminStore
+from fencepost_server.store.calendars import CalendarStore
 from fencepost_server.store.catalogue import Catalogue
 from fencepost_server.store.database import Database
 from fencepost_server.store.migrate import MigrationError, check_schema
@@ -76,6 +83,7 @@ STORAGE_CHECK = "fencepost.storage"
 _SPECS_CACHED = 20_000
 _CLOCK_INTERVAL: Duration = SECOND
 _LEASE_TICK: Duration = SECOND
+_BACKFILL_INTERVAL: Duration = SECOND
 _WORKERS_INTERVAL: Duration = SECOND
 _MEMO_INTERVAL_S = 3600
 _SETTLE_MAX_S = 10
@@ -239,6 +247,7 @@ def _start_scheduler(
         wake=engine.wakes,
         batch_max=config.fire_batch_max,
         concurrency=config.fire_concurrency,
+        catch_up_rate=config.catch_up_rate_per_tenant,
     )
     timeout = failure_pb2.Failure(
         code=TIMEOUT_CODE,
@@ -254,7 +263,9 @@ def _start_scheduler(
         failure=timeout.SerializeToString(deterministic=True),
     )
     promoter = Promoter(database=database, clock=database.clock, wake=engine.wakes)
+    backfills = BackfillSteps(database=database, clock=database.clock, wake=engine.wakes)
     scheduler.is_trusted = reaper.is_trusted = lambda: engine.clock_keeper.is_trusted
+    backfills.is_trusted = scheduler.is_trusted
     engine.wakes.jobs_woken.append(scheduler.wake)
     engine.lifecycle.serial_ended.append(promoter.ended)
     loops.start(
@@ -263,6 +274,7 @@ def _start_scheduler(
     )
     loops.start("memo", _forget(scheduler))
     loops.start("reaper", reaper.run(interval=_micros(config.reap_interval_s)))
+    loops.start("backfills", backfills.run(interval=_BACKFILL_INTERVAL))
     loops.start("promoter", promoter.run(interval=_micros(config.promote_interval_s)))
     loops.start("retention", retention.run(interval=_micros(config.retention_interval_s)))
 
@@ -291,7 +303,9 @@ async def _serve_api(
         parts=parts,
         heartbeat_interval=_micros(config.heartbeat_interval_s),
     )
-    server = grpc.aio.server(interceptors=[StatusInterceptor()], options=_OPTIONS)
+    server = grpc.aio.server(
+        interceptors=[StatusInterceptor(), UndecodableInterceptor()], options=_OPTIONS
+    )
     unary = UnaryWork(
         database=database,
         clock=database.clock,
@@ -363,8 +377,18 @@ def _add_services(
     page_tokens: PageTokens,
 ) -> RunServicer:
     jobs = Jobs(database=database, catalogue=engine.catalogue, wake=engine.wakes)
+    operations = Operations(database=database, catalogue=engine.catalogue)
     job_service_pb2_grpc.add_JobServiceServicer_to_server(
-        JobServicer(jobs=jobs, page_tokens=page_tokens), server
+        JobServicer(
+            jobs=jobs,
+            fires=FireCalls(
+                ledger=Ledger(database=database, catalogue=engine.catalogue),
+                operations=operations,
+                page_tokens=page_tokens,
+            ),
+            page_tokens=page_tokens,
+        ),
+        server,
     )
     admin = AdminServicer(
         store=AdminStore(database=database),
@@ -372,6 +396,7 @@ def _add_services(
         clock=database.clock,
         page_tokens=page_tokens,
         forecasts=Forecasts(database=database, clock=database.clock),
+        calendars=CalendarStore(database=database),
         version=version("fencepost-server"),
         history_kept=config.history_retention_days * DAY,
     )
@@ -390,6 +415,7 @@ def _add_services(
             heartbeat_interval=_micros(config.heartbeat_interval_s),
         ),
         sessions=sessions,
+        operations=OperationCalls(operations=operations, page_tokens=page_tokens),
         page_tokens=page_tokens,
     )
     run_service_pb2_grpc.add_RunServiceServicer_to_server(runs, server)

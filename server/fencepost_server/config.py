@@ -98,6 +98,14 @@ class Config(BaseSettings):
         description="Sleep after a look that found due jobs and could lock none, in seconds.",
     )
 
+    catch_up_rate_per_tenant: float = Field(
+        default=500.0,
+        ge=0,
+        le=1_000_000,
+        description="Late runs of one tenant that become claimable per second after an outage, "
+        "the newest first; fires handled within 10 seconds are not held back. 0: all at once.",
+    )
+
     claim_batch_max: int = Field(
         default=500, ge=1, le=5000, description="Runs claimed by one statement."
     )

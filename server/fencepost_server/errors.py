@@ -72,6 +72,12 @@ class PayloadTooLarge(FencepostError):
     code, reason = Code.INVALID_ARGUMENT, "PAYLOAD_TOO_LARGE"
 
 
+class TooManyFires(FencepostError):
+    """A backfill's range holds more fires than max_runs."""
+
+    code, reason = Code.INVALID_ARGUMENT, "TOO_MANY_FIRES"
+
+
 class RequestIdReused(FencepostError):
     """The request_id came before with another body."""
 
@@ -126,10 +132,22 @@ class QueueNotFound(FencepostError):
     code, reason = Code.NOT_FOUND, "QUEUE_NOT_FOUND"
 
 
+class CalendarNotFound(FencepostError):
+    """No such calendar for this caller."""
+
+    code, reason = Code.NOT_FOUND, "CALENDAR_NOT_FOUND"
+
+
 class WorkerNotFound(FencepostError):
     """No such worker for this caller."""
 
     code, reason = Code.NOT_FOUND, "WORKER_NOT_FOUND"
+
+
+class OperationNotFound(FencepostError):
+    """No such operation for this caller."""
+
+    code, reason = Code.NOT_FOUND, "OPERATION_NOT_FOUND"
 
 
 class JobAlreadyExists(FencepostError):
@@ -148,6 +166,12 @@ class QueueAlreadyExists(FencepostError):
     """The queue's name is taken."""
 
     code, reason = Code.ALREADY_EXISTS, "QUEUE_ALREADY_EXISTS"
+
+
+class CalendarAlreadyExists(FencepostError):
+    """The calendar's name is taken."""
+
+    code, reason = Code.ALREADY_EXISTS, "CALENDAR_ALREADY_EXISTS"
 
 
 class UniqueKeyHeld(FencepostError):
@@ -178,6 +202,18 @@ class JobFinished(FencepostError):
     """The job will not fire again, so it cannot be paused or resumed."""
 
     code, reason = Code.FAILED_PRECONDITION, "JOB_FINISHED"
+
+
+class NoSchedule(FencepostError):
+    """The job has no schedule, so it has no fires to backfill."""
+
+    code, reason = Code.FAILED_PRECONDITION, "NO_SCHEDULE"
+
+
+class CalendarInUse(FencepostError):
+    """Jobs still name the calendar."""
+
+    code, reason = Code.FAILED_PRECONDITION, "CALENDAR_IN_USE"
 
 
 class UnsupportedProtocol(FencepostError):

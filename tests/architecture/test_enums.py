@@ -5,9 +5,16 @@ from enum import IntEnum
 from typing import Any
 
 import pytest
-from fencepost.v1 import failure_pb2, job_pb2, run_pb2, schedule_pb2, worker_pb2
+from fencepost.v1 import (
+    failure_pb2,
+    job_pb2,
+    operation_pb2,
+    run_pb2,
+    schedule_pb2,
+    worker_pb2,
+)
 from fencepost_server import errors
-from fencepost_server.domain import job, run, schedule
+from fencepost_server.domain import fire, job, operation, run, schedule
 from fencepost_server.engine import lifecycle
 
 from tests.architecture.sources import MIGRATIONS
@@ -27,6 +34,10 @@ _SHARED: list[tuple[type[IntEnum], Any]] = [
     (job.BackoffJitter, job_pb2.BackoffJitter),
     (job.StartMode, job_pb2.StartMode),
     (job.LeaseUncertainAction, job_pb2.LeaseUncertainAction),
+    (fire.FireDisposition, schedule_pb2.FireDisposition),
+    (operation.OperationAction, operation_pb2.OperationAction),
+    (operation.OperationState, operation_pb2.OperationState),
+    (operation.StopCause, operation_pb2.StopCause),
     (lifecycle.Verdict, worker_pb2.Verdict),
     (lifecycle.LeaseLostReason, worker_pb2.LeaseLostReason),
 ]
@@ -39,6 +50,9 @@ _STORED = {
     "attempt_outcome": run.AttemptOutcome,
     "misfire_action": schedule.MisfireAction,
     "overlap_policy": schedule.OverlapPolicy,
+    "operation_action": operation.OperationAction,
+    "operation_state": operation.OperationState,
+    "stop_cause": operation.StopCause,
 }
 
 

@@ -18,7 +18,7 @@ _TWICE = {"find_job_by_id", "find_job_by_name"}
 # Where a state as a parameter costs most.
 _HOT = {"firing", "claims", "leases", "outcomes", "settle", "enqueue"}
 # Belong to what a later version serves.
-_EVENTS_TO_COME = {"replay", "backfill"}
+_EVENTS_TO_COME = {"replay"}
 
 
 def _named(block: Block) -> str:

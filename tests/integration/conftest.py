@@ -3,12 +3,11 @@
 import asyncio
 import os
 from collections.abc import AsyncIterator, Iterator
-from urllib.parse import urlsplit, urlunsplit
 
-import asyncpg
 import pytest
 
-from tests.integration.world import World, build, reset
+from tests.integration.held_database import own_database, reset
+from tests.integration.world import World, build
 
 
 @pytest.fixture
@@ -25,24 +24,12 @@ async def world(_world_database: str) -> AsyncIterator[World]:
 @pytest.fixture(scope="session")
 def _world_database(postgres_dsn: str, template_database: str) -> Iterator[str]:
     """One database for all worlds, because making one takes longer than most tests."""
-    name = f"fencepost_world_{os.getpid()}"
-    dsn = urlunsplit(urlsplit(postgres_dsn)._replace(path=f"/{name}"))
 
-    async def prepare() -> None:
+    async def prepare(dsn: str) -> None:
         async with build(dsn):
             pass
 
-    asyncio.run(_administer(postgres_dsn, f"CREATE DATABASE {name} TEMPLATE {template_database}"))
-    try:
-        asyncio.run(prepare())
+    name = f"fencepost_world_{os.getpid()}"
+    with own_database(postgres_dsn, template_database, name) as dsn:
+        asyncio.run(prepare(dsn))
         yield dsn
-    finally:
-        asyncio.run(_administer(postgres_dsn, f"DROP DATABASE {name} WITH (FORCE)"))
-
-
-async def _administer(dsn: str, statement: str) -> None:
-    connection = await asyncpg.connect(dsn)
-    try:
-        await connection.execute(statement)
-    finally:
-        await connection.close()

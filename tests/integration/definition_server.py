@@ -10,14 +10,18 @@ import grpc
 import grpc.aio
 from fencepost.v1 import admin_service_pb2_grpc, job_service_pb2_grpc
 from fencepost_server.api.admin import AdminServicer
+from fencepost_server.api.fire_calls import FireCalls
 from fencepost_server.api.jobs import JobServicer
 from fencepost_server.api.page_tokens import PageTokens
 from fencepost_server.api.status import StatusInterceptor
 from fencepost_server.clock import DAY, Instant
 from fencepost_server.domain.run import Lane
+from fencepost_server.engine.backfill import Operations
 from fencepost_server.engine.forecast import Forecasts
 from fencepost_server.engine.jobs import Jobs
+from fencepost_server.engine.ledger import Ledger
 from fencepost_server.store.admin import AdminStore
+from fencepost_server.store.calendars import CalendarStore
 from fencepost_server.store.catalogue import Catalogue
 from fencepost_server.store.database import Database
 from fencepost_server.store.statements import load
@@ -47,6 +51,7 @@ class DefinitionServer:
     database: Database
     woken: Woken
     dsn: str
+    address: str
 
     def now(self) -> Instant:
         return self.database.clock.now()
@@ -67,10 +72,17 @@ async def serving(dsn: str) -> AsyncIterator[DefinitionServer]:
         woken = Woken()
         catalogue = Catalogue(pool=database.requests)
         tokens = PageTokens(key=await catalogue.page_token_key())
+        operations = Operations(database=database, catalogue=catalogue)
         server = grpc.aio.server(interceptors=[StatusInterceptor()])
         job_service_pb2_grpc.add_JobServiceServicer_to_server(
             JobServicer(
-                jobs=Jobs(database=database, catalogue=catalogue, wake=woken), page_tokens=tokens
+                jobs=Jobs(database=database, catalogue=catalogue, wake=woken),
+                fires=FireCalls(
+                    ledger=Ledger(database=database, catalogue=catalogue),
+                    operations=operations,
+                    page_tokens=tokens,
+                ),
+                page_tokens=tokens,
             ),
             server,
         )
@@ -81,6 +93,7 @@ async def serving(dsn: str) -> AsyncIterator[DefinitionServer]:
                 clock=database.clock,
                 page_tokens=tokens,
                 forecasts=Forecasts(database=database, clock=database.clock),
+                calendars=CalendarStore(database=database),
                 version="0.0.0",
                 history_kept=30 * DAY,
             ),
@@ -96,6 +109,7 @@ async def serving(dsn: str) -> AsyncIterator[DefinitionServer]:
                     database=database,
                     woken=woken,
                     dsn=dsn,
+                    address=f"127.0.0.1:{port}",
                 )
         finally:
             await server.stop(grace=None)

@@ -30,7 +30,10 @@ class OwnPostgres:
         self.dsn = self.start()
 
     def start(self) -> str:
-        """Returns when connections are taken: the connection string, the same every time."""
+        """Returns when connections are taken: the connection string, the same every time.
+
+        Started before: nothing happens.
+        """
         return self._say("start")
 
     def stop(self) -> None:
@@ -49,7 +52,7 @@ class OwnPostgres:
     def _say(self, word: str) -> str:
         assert self._keeper.stdin is not None
         assert self._keeper.stdout is not None
-        print(word, file=self._keeper.stdin, flush=True)  # noqa: T201 - to the keeper
+        print(word, file=self._keeper.stdin, flush=True)
         answer = self._keeper.stdout.readline()
         assert answer, f"the keeper of Postgres ended at {word!r}"
         return answer.strip()
@@ -67,12 +70,13 @@ def own_postgres(data_dir: Path) -> Iterator[OwnPostgres]:
 
 def _keep(data_dir: Path, port: int) -> None:
     postgres = EmbeddedPostgres(data_dir, durable=False, port=port)
+    was_running = False
     try:
         for word in sys.stdin:
-            if word.strip() == "start":
-                postgres.start()
-            else:
-                postgres.stop()
+            running = word.strip() == "start"
+            if running != was_running:
+                (postgres.start if running else postgres.stop)()
+            was_running = running
             print(postgres.dsn, flush=True)  # noqa: T201 - to the test
     finally:
         postgres.stop()

@@ -19,17 +19,21 @@ from fencepost.v1 import (
     run_service_pb2_grpc,
     worker_pb2,
 )
+from fencepost_server.api.fire_calls import FireCalls
 from fencepost_server.api.jobs import JobServicer
+from fencepost_server.api.operation_calls import OperationCalls
 from fencepost_server.api.page_tokens import PageTokens
 from fencepost_server.api.runs import RunServicer
 from fencepost_server.api.status import StatusInterceptor
 from fencepost_server.api.unary_calls import UnaryCalls
 from fencepost_server.api.wire_worker import Assignments
 from fencepost_server.clock import MILLISECOND, SECOND, Instant
+from fencepost_server.engine.backfill import Operations
 from fencepost_server.engine.claims import Claimer
 from fencepost_server.engine.dispatcher import Dispatcher
 from fencepost_server.engine.enqueue import Enqueues
 from fencepost_server.engine.jobs import Jobs
+from fencepost_server.engine.ledger import Ledger
 from fencepost_server.engine.lifecycle import Lifecycle
 from fencepost_server.engine.retention import Retention
 from fencepost_server.engine.run_reads import RunReads
@@ -163,6 +167,7 @@ async def serving(dsn: str) -> AsyncIterator[RunServer]:
         )
         workers = SeenWorkers()
         tokens = PageTokens(key=await catalogue.page_token_key())
+        operations = Operations(database=database, catalogue=catalogue)
         servicer = RunServicer(
             enqueues=Enqueues(database=database, catalogue=catalogue, specs=specs, wake=wakes),
             reads=RunReads(database=database, catalogue=catalogue),
@@ -175,12 +180,19 @@ async def serving(dsn: str) -> AsyncIterator[RunServer]:
                 heartbeat_interval=10 * SECOND,
             ),
             sessions=NoSessions(),
+            operations=OperationCalls(operations=operations, page_tokens=tokens),
             page_tokens=tokens,
         )
         server = grpc.aio.server(interceptors=[StatusInterceptor()])
         job_service_pb2_grpc.add_JobServiceServicer_to_server(
             JobServicer(
-                jobs=Jobs(database=database, catalogue=catalogue, wake=wakes), page_tokens=tokens
+                jobs=Jobs(database=database, catalogue=catalogue, wake=wakes),
+                fires=FireCalls(
+                    ledger=Ledger(database=database, catalogue=catalogue),
+                    operations=operations,
+                    page_tokens=tokens,
+                ),
+                page_tokens=tokens,
             ),
             server,
         )

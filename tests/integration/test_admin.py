@@ -187,11 +187,6 @@ async def test_what_is_wrong_or_not_served_is_named(server: DefinitionServer) ->
 @pytest.mark.parametrize(
     "method",
     [
-        "CreateCalendar",
-        "GetCalendar",
-        "ListCalendars",
-        "UpdateCalendar",
-        "DeleteCalendar",
         "DrainWorker",
         "CreateApiKey",
         "ListApiKeys",

@@ -73,6 +73,7 @@ async def store(world: World, jobs: list[StoredJob]) -> None:
     await world.raw.execute(
         "INSERT INTO fencepost.tenants (tenant_id, name, created_at, updated_at)"
         " OVERRIDING SYSTEM VALUE VALUES (2, 'other', now(), now())"
+        " ON CONFLICT (tenant_id) DO NOTHING"
     )
     crons = list(dict.fromkeys(job.spec for job in jobs if isinstance(job.spec, CronSpec)))
     ids = await world.catalogue.schedule_ids([spec_to_json(spec) for spec in crons])
@@ -200,6 +201,19 @@ async def test_a_kept_answer_is_cut_to_the_minute_of_the_call(world: World) -> N
     assert world.now == computed.computed_at
 
 
+async def test_intervals_after_completion_are_left_out(world: World) -> None:
+    every = IntervalSpec(every=5 * MINUTE)
+    await store(world, [StoredJob(spec=every, next_run_at=world.now + MINUTE)] * 2)
+    await world.raw.execute(
+        "UPDATE fencepost.job_schedules SET after_completion = true"
+        " WHERE job_id = '00000000-0000-7000-8000-000000000001'"
+    )
+
+    found = await compute(world, hours=1)
+
+    assert sum(found.fires_per_minute) == 12
+
+
 async def test_rules_that_are_too_many_to_count_are_refused(world: World) -> None:
     each_second = CronSpec(expressions=("* * * * * *",))
     await store(world, [StoredJob(spec=each_second, next_run_at=world.now + SECOND)])
@@ -207,13 +221,20 @@ async def test_rules_that_are_too_many_to_count_are_refused(world: World) -> Non
 
     with pytest.raises(ServerOverloaded, match="more than 1000 fires of different rules"):
         await forecasts.get(tenant_id=None, hours=1)
+    await world.raw.execute("DELETE FROM fencepost.job_schedules")
+    with pytest.raises(ServerOverloaded, match="more than 1000 fires of different rules"):
+        await forecasts.get(tenant_id=None, hours=1)
+    await world.move(11 * MINUTE)
+    assert sum((await forecasts.get(tenant_id=None, hours=1)).fires_per_minute) == 0
 
 
 async def test_the_forecast_is_served(database_url: str) -> None:
     async with serving(database_url) as server:
         job = job_pb2.Job(target=job_pb2.Target(kind="k"))
-        job.schedule.cron.expressions.append("0 0 * * *")
-        await server.jobs.CreateJob(a_request("nightly", job))
+        # Hours away from now, or the minute of the call might be the fire's.
+        hour = (server.now() // HOUR + 6) % 24
+        job.schedule.cron.expressions.append(f"0 {hour} * * *")
+        await server.jobs.CreateJob(a_request("daily", job))
         await server.admin.CreateTenant(pb.CreateTenantRequest(tenant_name="other"))
 
         mine = await server.admin.GetForecast(pb.GetForecastRequest(parent=PARENT))
@@ -226,12 +247,12 @@ async def test_the_forecast_is_served(database_url: str) -> None:
         assert (len(everybody.fires_per_minute), sum(everybody.fires_per_minute)) == (10_080, 7)
         assert sum(theirs.fires_per_minute) == 0
         peak = mine.peaks[0]
-        assert peak.minute_at.seconds % 86_400 == 0
+        assert peak.minute_at.seconds % 86_400 == hour * 3600
         assert (
             peak.shares[0].rule,
             peak.shares[0].jobs,
             peak.shares[0].fires,
-        ) == ("0 0 * * * UTC", 1, 1)
+        ) == (f"0 {hour} * * * UTC", 1, 1)
         for hours in (-1, 169):
             request = pb.GetForecastRequest(parent=PARENT, hours=hours)
             assert (await refusal(server.admin.GetForecast(request))).fields == ["hours"]

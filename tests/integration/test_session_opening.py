@@ -85,6 +85,8 @@ async def test_a_hello_is_checked_field_by_field(database_url: str) -> None:
             ("hello.slots", "-1", {"slots": -1}),
             ("hello.display_name", "n", {"display_name": "n" * 129}),
             ("hello.display_name", "\x00", {"display_name": "\x00"}),
+            ("hello.sdk.name", "s", {"sdk": worker_pb2.SdkInfo(name="s" * 129)}),
+            ("hello.sdk.host", "\x00", {"sdk": worker_pb2.SdkInfo(host="\x00")}),
             ("hello.labels", "10000", {"labels": {f"l{n}": "" for n in range(10_000)}}),
             ("hello.features", "65", {"features": ["f"] * 65}),
             ("hello.inventory", "5001", {"inventory": [worker_pb2.HeldRun()] * 5001}),

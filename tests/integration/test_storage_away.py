@@ -1,6 +1,7 @@
 """A running server whose Postgres goes away and comes back, or is not there from the start."""
 
 import asyncio
+import tempfile
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -37,12 +38,21 @@ _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 _ANSWER_S = 8.0
 
 
+@pytest.fixture(scope="module")
+def module_storage() -> Iterator[OwnPostgres]:
+    """A migrated Postgres in a directory that the user Postgres runs as can enter."""
+    with tempfile.TemporaryDirectory(prefix="fencepost-test-") as path:
+        Path(path).chmod(0o711)
+        with own_postgres(Path(path)) as postgres:
+            asyncio.run(migrate(postgres.dsn))
+            yield postgres
+
+
 @pytest.fixture
-def storage(postgres_dir: Path) -> Iterator[OwnPostgres]:
-    """A migrated Postgres that the test may stop and start."""
-    with own_postgres(postgres_dir) as postgres:
-        asyncio.run(migrate(postgres.dsn))
-        yield postgres
+def storage(module_storage: OwnPostgres) -> Iterator[OwnPostgres]:
+    """The same, which the test may stop and start; it runs again afterwards."""
+    yield module_storage
+    module_storage.start()
 
 
 def calls(server: RunningServer, run: worker_pb2.Assignment) -> dict[str, Callable[[], Any]]:
@@ -171,9 +181,10 @@ async def test_everything_comes_back_by_itself(storage: OwnPostgres) -> None:
 
 async def test_a_server_leaves_while_its_storage_is_away(storage: OwnPostgres) -> None:
     async with running(storage.dsn, drain_grace_s=0.5) as server:
-        await server.make_job()
-        await server.enqueue(1)
-        async with server.session(credit=1) as session:
+        await server.make_job("leaving", target=job_pb2.Target(kind="leave"))
+        await server.enqueue(1, job="leaving")
+        kind = worker_pb2.QueueSubscription(queue=QUEUE, kinds=["leave"])
+        async with server.session(credit=1, subscriptions=[kind]) as session:
             await session.runs(1, receipt=False)
             storage.stop()
             server.stopping.set()
@@ -188,4 +199,4 @@ async def test_a_server_waits_for_its_storage(storage: OwnPostgres) -> None:
     start = asyncio.get_running_loop().call_later(0.7, storage.start)
     async with running(storage.dsn) as server:
         assert start.when() < asyncio.get_running_loop().time()
-        assert (await server.make_job()).name == "tenants/default/jobs/mail"
+        assert (await server.make_job("late")).name == "tenants/default/jobs/late"

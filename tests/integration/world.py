@@ -8,25 +8,24 @@ import asyncio
 import json
 import os
 import uuid
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import asyncpg
 from fencepost_server.clock import (
-    DAY,
     MILLISECOND,
     SECOND,
-    DatabaseClock,
     Duration,
     Instant,
     to_datetime,
 )
 from fencepost_server.cluster.ownership import AllPartitions
 from fencepost_server.domain.job import JobSpec, make_job_id, partition_of
-from fencepost_server.domain.run import Lane, RunKey
+from fencepost_server.domain.run import LOST_LEASE_WAIT_MAX, RunKey
 from fencepost_server.domain.schedule import CronSpec, spec_to_json
+from fencepost_server.engine.cancel import cancel_run
 from fencepost_server.engine.claims import Claimed, Claimer
 from fencepost_server.engine.firing import Scheduler
 from fencepost_server.engine.lifecycle import Judged, Lifecycle, Report
@@ -44,6 +43,8 @@ from fencepost_server.store.job_settings import JobSettings, NewJob
 from fencepost_server.store.statements import load
 
 from tests.factories import NOON, job_spec
+from tests.integration.held_database import HandClock, hold_clock
+from tests.integration.ledger import Ledger, Woken
 
 _UPKEEP, _ENQUEUE = load("upkeep"), load("enqueue")
 TIMEOUT_FAILURE = b"timed out"
@@ -51,43 +52,12 @@ TIMEOUT_FAILURE = b"timed out"
 _TICK: Duration = 9 * SECOND
 
 
-class HandClock(DatabaseClock):
-    """Stands still until the test moves it."""
-
-    def __init__(self, at: Instant) -> None:
-        super().__init__()
-        self.at = at
-
-    def now(self) -> Instant:
-        return self.at
-
-
-@dataclass(slots=True)
-class Woken:
-    """Remembers the hints that the engine gave; `event` is set by each."""
-
-    partitions: list[set[int]] = field(default_factory=list)
-    lane_hints: list[tuple[set[Lane], Instant]] = field(default_factory=list)
-    event: asyncio.Event = field(default_factory=asyncio.Event)
-
-    def jobs(self, partition_ids: Iterable[int]) -> None:
-        self.partitions.append(set(partition_ids))
-        self.event.set()
-
-    def lanes(self, lanes: Iterable[Lane], *, at: Instant = 0) -> None:
-        known = set(lanes)
-        if known:
-            self.lane_hints.append((known, at))
-            self.event.set()
-
-
 @dataclass(kw_only=True)
-class World:
+class World(Ledger):
     """One process's engine without its loops; tests call the parts themselves."""
 
     dsn: str
     database: Database
-    raw: "asyncpg.Connection[asyncpg.Record]"
     woken: Woken
     catalogue: Catalogue
     specs: SpecCache
@@ -268,6 +238,17 @@ class World:
         [run] = await self.claim()
         return run
 
+    async def lose_lease(self) -> None:
+        """The one running attempt loses its lease, and its run is due for the next claim."""
+        await self.pass_time(31 * SECOND)
+        assert await self.reaper.reap() == 1
+        await self.pass_time(LOST_LEASE_WAIT_MAX)
+
+    async def cancel(self, key: RunKey, *, reason: str = "", grace: Duration | None = None) -> bool:
+        """Whether the run was live to be cancelled."""
+        async with self.database.requests.transaction() as connection:
+            return await cancel_run(connection, key=key, reason=reason, grace=grace, now=self.now)
+
     async def report(
         self, run: Claimed, ending: Ending | None = None, *, attempt: int | None = None, **more: Any
     ) -> Judged:
@@ -276,90 +257,6 @@ class World:
             [Report(key=run.key, attempt=attempt or run.attempt, ending=ending, **more)]
         )
         return judged
-
-    # Looking -------------------------------------------------------------------------------
-
-    async def query(self, sql: str, *arguments: Any) -> list[asyncpg.Record]:
-        rows: list[asyncpg.Record] = await self.raw.fetch(sql, *arguments)
-        return rows
-
-    async def value(self, sql: str, *arguments: Any) -> Any:
-        return await self.raw.fetchval(sql, *arguments)
-
-    async def live(self, key: RunKey) -> asyncpg.Record:
-        """The row of a live run."""
-        rows = await self.query(
-            "SELECT * FROM fencepost.run_queue WHERE job_id = $1::uuid AND scheduled_at = $2",
-            key.job_id,
-            to_datetime(key.scheduled_at),
-        )
-        assert rows, f"{key} is not live"
-        return rows[0]
-
-    async def ended(self, key: RunKey, table: str = "job_runs") -> asyncpg.Record:
-        """The row of an ended run; no live row is left."""
-        rows = await self.query(
-            f"SELECT * FROM fencepost.{table} "  # noqa: S608 - a table that the test names
-            "WHERE job_id = $1::uuid AND scheduled_at = $2",
-            key.job_id,
-            to_datetime(key.scheduled_at),
-        )
-        assert rows, f"{key} is not in {table}"
-        left = await self.value(
-            "SELECT count(*) FROM fencepost.run_queue "
-            "WHERE job_id = $1::uuid AND scheduled_at = $2",
-            key.job_id,
-            to_datetime(key.scheduled_at),
-        )
-        assert left == 0, f"{key} is in two places"
-        return rows[0]
-
-    async def runs_of(self, job_id: str) -> list[tuple[int, str, str]]:
-        """Seconds after noon, state and origin of a job's live runs, oldest first."""
-        rows = await self.query(
-            "SELECT scheduled_at, state, origin FROM fencepost.run_queue "
-            "WHERE job_id = $1::uuid ORDER BY scheduled_at",
-            job_id,
-        )
-        return [(_after_noon(r["scheduled_at"]), r["state"], r["origin"]) for r in rows]
-
-    async def skips_of(self, job_id: str) -> list[tuple[int, int, str, int | None]]:
-        """First, last, reason and stand-in of a job's skipped stretches, oldest first."""
-        rows = await self.query(
-            "SELECT first_at, last_at, reason, stand_in_at FROM fencepost.fire_skips "
-            "WHERE job_id = $1::uuid ORDER BY first_at, reason",
-            job_id,
-        )
-        return [
-            (
-                _after_noon(r["first_at"]),
-                _after_noon(r["last_at"]),
-                r["reason"],
-                None if r["stand_in_at"] is None else _after_noon(r["stand_in_at"]),
-            )
-            for r in rows
-        ]
-
-    async def next_of(self, job_id: str) -> int | None:
-        """Seconds after noon of a job's next fire."""
-        at = await self.value(
-            "SELECT next_run_at FROM fencepost.job_schedules WHERE job_id = $1::uuid", job_id
-        )
-        return None if at is None else _after_noon(at)
-
-    async def attempts_of(self, key: RunKey) -> list[tuple[int, str, bool]]:
-        """Number, outcome and lateness of a run's recorded attempts."""
-        rows = await self.query(
-            "SELECT attempt, outcome, late FROM fencepost.run_attempts "
-            "WHERE job_id = $1::uuid AND scheduled_at = $2 ORDER BY attempt",
-            key.job_id,
-            to_datetime(key.scheduled_at),
-        )
-        return [(r["attempt"], r["outcome"], r["late"]) for r in rows]
-
-
-def _after_noon(at: Any) -> int:
-    return int((at - to_datetime(NOON)).total_seconds())
 
 
 @asynccontextmanager
@@ -373,7 +270,7 @@ async def build(
             if at is None:
                 await database.sample_clock(_UPKEEP["clock"])
             else:
-                await _hold_clock(raw, at)
+                await hold_clock(raw, at)
                 database.clock = HandClock(at)
             world = await _assemble(dsn, database, raw)
             if day_tables:
@@ -387,44 +284,6 @@ async def build(
                 await asyncio.gather(lifecycle, return_exceptions=True)
     finally:
         await raw.close()
-
-
-async def reset(dsn: str) -> None:
-    """Empties a database that a world was built on before; its day tables stay."""
-    raw = await asyncpg.connect(dsn, server_settings={"lock_timeout": "5s"})
-    try:
-        await raw.execute(
-            """
-            TRUNCATE fencepost.jobs, fencepost.job_versions, fencepost.job_schedules,
-                fencepost.fire_skips, fencepost.run_queue, fencepost.job_runs,
-                fencepost.job_runs_stray, fencepost.dead_letters, fencepost.run_attempts,
-                fencepost.workers, fencepost.requests, fencepost.claim_requests,
-                fencepost.schedules, fencepost.schedule_fires, fencepost.kinds;
-            DELETE FROM fencepost.queues WHERE name <> 'default';
-            UPDATE fencepost.queues SET paused = false, has_capped_jobs = false,
-                max_in_flight = NULL, max_in_flight_per_key = NULL;
-            UPDATE fencepost.tenants SET max_in_flight = NULL;
-            UPDATE fencepost.shard_state SET tzdata_version = '';
-            """
-        )
-    finally:
-        await raw.close()
-
-
-async def _hold_clock(raw: "asyncpg.Connection[asyncpg.Record]", at: Instant) -> None:
-    await raw.execute("CREATE TABLE IF NOT EXISTS public.test_clock (at timestamptz NOT NULL)")
-    await raw.execute("DELETE FROM public.test_clock")
-    await raw.execute("INSERT INTO public.test_clock VALUES ($1)", to_datetime(at))
-    await raw.execute(
-        "CREATE OR REPLACE FUNCTION fencepost.clock() RETURNS timestamptz LANGUAGE sql VOLATILE "
-        "AS 'SELECT at FROM public.test_clock'"
-    )
-    await raw.execute(
-        "UPDATE fencepost.shard_state SET heartbeats_at = $1, no_reap_until = $1, "
-        "retention_floor = $2",
-        to_datetime(at),
-        to_datetime(at - 30 * DAY),
-    )
 
 
 async def _assemble(

@@ -7,6 +7,7 @@ from fencepost.v1 import admin_service_pb2 as pb
 from fencepost.v1 import admin_service_pb2_grpc
 
 from fencepost_server.api import validate
+from fencepost_server.api.calendar_calls import CalendarCalls
 from fencepost_server.api.limits import REVISION_MAX, REVISION_MIN, server_limits
 from fencepost_server.api.masks import merged
 from fencepost_server.api.page_tokens import PageTokens, query_hash
@@ -53,6 +54,7 @@ from fencepost_server.store.admin import (
     TenantRecord,
     TenantSettings,
 )
+from fencepost_server.store.calendars import CalendarStore
 from fencepost_server.store.catalogue import Catalogue, queue_not_found, tenant_not_found
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
@@ -74,6 +76,7 @@ class AdminServicer(admin_service_pb2_grpc.AdminServiceServicer):
         clock: Clock,
         page_tokens: PageTokens,
         forecasts: Forecasts,
+        calendars: CalendarStore,
         version: str,
         history_kept: Duration,
     ) -> None:
@@ -82,6 +85,9 @@ class AdminServicer(admin_service_pb2_grpc.AdminServiceServicer):
         self._clock = clock
         self._page_tokens = page_tokens
         self._forecasts = forecasts
+        self._calendars = CalendarCalls(
+            store=calendars, catalogue=catalogue, clock=clock, page_tokens=page_tokens
+        )
         self._version = version
         self._history_kept = history_kept
 
@@ -307,25 +313,35 @@ class AdminServicer(admin_service_pb2_grpc.AdminServiceServicer):
             await self._forecasts.get(tenant_id=tenant_id, hours=hours or FORECAST_HOURS_DEFAULT)
         )
 
-    async def CreateCalendar(self, request: pb.CreateCalendarRequest, context: Context) -> Any:
-        """Not served yet."""
-        refuse_method("CreateCalendar")
+    async def CreateCalendar(
+        self, request: pb.CreateCalendarRequest, context: Context
+    ) -> pb.CreateCalendarResponse:
+        """Adds an exclusion calendar."""
+        return await self._calendars.create(request)
 
-    async def GetCalendar(self, request: pb.GetCalendarRequest, context: Context) -> Any:
-        """Not served yet."""
-        refuse_method("GetCalendar")
+    async def GetCalendar(
+        self, request: pb.GetCalendarRequest, context: Context
+    ) -> pb.GetCalendarResponse:
+        """Reads a calendar."""
+        return await self._calendars.get(request)
 
-    async def ListCalendars(self, request: pb.ListCalendarsRequest, context: Context) -> Any:
-        """Not served yet."""
-        refuse_method("ListCalendars")
+    async def ListCalendars(
+        self, request: pb.ListCalendarsRequest, context: Context
+    ) -> pb.ListCalendarsResponse:
+        """Reads a page of calendars, by name."""
+        return await self._calendars.list(request)
 
-    async def UpdateCalendar(self, request: pb.UpdateCalendarRequest, context: Context) -> Any:
-        """Not served yet."""
-        refuse_method("UpdateCalendar")
+    async def UpdateCalendar(
+        self, request: pb.UpdateCalendarRequest, context: Context
+    ) -> pb.UpdateCalendarResponse:
+        """Changes the masked fields of a calendar."""
+        return await self._calendars.update(request)
 
-    async def DeleteCalendar(self, request: pb.DeleteCalendarRequest, context: Context) -> Any:
-        """Not served yet."""
-        refuse_method("DeleteCalendar")
+    async def DeleteCalendar(
+        self, request: pb.DeleteCalendarRequest, context: Context
+    ) -> pb.DeleteCalendarResponse:
+        """Removes a calendar that no job names."""
+        return await self._calendars.delete(request)
 
     async def DrainWorker(self, request: pb.DrainWorkerRequest, context: Context) -> Any:
         """Not served yet."""

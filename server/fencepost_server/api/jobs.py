@@ -6,6 +6,7 @@ import grpc.aio
 from fencepost.v1 import job_pb2, job_service_pb2, job_service_pb2_grpc, schedule_pb2
 
 from fencepost_server.api import validate
+from fencepost_server.api.fire_calls import FireCalls
 from fencepost_server.api.job_filter import read_filter
 from fencepost_server.api.limits import MESSAGE_BYTES_MAX
 from fencepost_server.api.masks import merged
@@ -13,7 +14,6 @@ from fencepost_server.api.page_tokens import PageTokens, query_hash
 from fencepost_server.api.request_ids import read_request
 from fencepost_server.api.status import to_problem
 from fencepost_server.api.trace_context import read_trace_context
-from fencepost_server.api.unserved import refuse_method
 from fencepost_server.api.wire_job import (
     DEFINITION_FIELDS,
     REASON_BYTES_MAX,
@@ -54,8 +54,9 @@ _ELSEWHERE = {"paused": _PAUSING, "pause_reason": _PAUSING}
 class JobServicer(job_service_pb2_grpc.JobServiceServicer):
     """Serves JobService."""
 
-    def __init__(self, *, jobs: Jobs, page_tokens: PageTokens) -> None:
+    def __init__(self, *, jobs: Jobs, fires: FireCalls, page_tokens: PageTokens) -> None:
         self._jobs = jobs
+        self._fires = fires
         self._page_tokens = page_tokens
 
     async def CreateJob(
@@ -258,14 +259,14 @@ class JobServicer(job_service_pb2_grpc.JobServiceServicer):
     async def BackfillJob(
         self, request: job_service_pb2.BackfillJobRequest, context: Context
     ) -> job_service_pb2.BackfillJobResponse:
-        """Not served yet."""
-        refuse_method("BackfillJob")
+        """Makes the runs of a past range that have none."""
+        return await self._fires.backfill(request)
 
     async def ListFires(
         self, request: job_service_pb2.ListFiresRequest, context: Context
     ) -> job_service_pb2.ListFiresResponse:
-        """Not served yet."""
-        refuse_method("ListFires")
+        """Reads a page of the ledger, newest first."""
+        return await self._fires.list_fires(request)
 
 
 def _fitting(jobs: list[job_pb2.Job]) -> list[job_pb2.Job]:

@@ -8,6 +8,7 @@ import grpc.aio
 from fencepost.v1 import run_service_pb2, run_service_pb2_grpc
 
 from fencepost_server.api import validate
+from fencepost_server.api.operation_calls import OperationCalls
 from fencepost_server.api.page_tokens import PageTokens, query_hash
 from fencepost_server.api.run_filter import read_filter
 from fencepost_server.api.status import to_problem
@@ -55,12 +56,14 @@ class RunServicer(run_service_pb2_grpc.RunServiceServicer):
         reads: RunReads,
         unary: UnaryCalls,
         sessions: Sessions,
+        operations: OperationCalls,
         page_tokens: PageTokens,
     ) -> None:
         self._enqueues = enqueues
         self._reads = reads
         self._unary = unary
         self._sessions = sessions
+        self._operations = operations
         self._page_tokens = page_tokens
         self._leaving = asyncio.Event()
 
@@ -282,20 +285,20 @@ class RunServicer(run_service_pb2_grpc.RunServiceServicer):
     async def GetOperation(
         self, request: run_service_pb2.GetOperationRequest, context: Context
     ) -> run_service_pb2.GetOperationResponse:
-        """Not served yet."""
-        refuse_method("GetOperation")
+        """Reads one operation."""
+        return await self._operations.get(request)
 
     async def ListOperations(
         self, request: run_service_pb2.ListOperationsRequest, context: Context
     ) -> run_service_pb2.ListOperationsResponse:
-        """Not served yet."""
-        refuse_method("ListOperations")
+        """Reads a page of operations, newest first."""
+        return await self._operations.list(request)
 
     async def StopOperation(
         self, request: run_service_pb2.StopOperationRequest, context: Context
     ) -> run_service_pb2.StopOperationResponse:
-        """Not served yet."""
-        refuse_method("StopOperation")
+        """Ends an operation early."""
+        return await self._operations.stop(request)
 
 
 def _enqueued(record: RunRecord) -> bytes:

@@ -136,8 +136,6 @@ class Session:
         now = self._parts.clock.now()
         self.outbox.deal(runs, partial(self._parts.assignments.fill, now=now))
 
-    # The stream ---------------------------------------------------------------------------
-
     @property
     def age(self) -> Duration:
         """Since it was opened."""
@@ -165,8 +163,7 @@ class Session:
     ) -> None:
         """Ask the worker to move; the stream still takes heartbeats and completions."""
         self.stop_taking()
-        if reason == worker_pb2.SERVER_DRAIN_REASON_REPLACED:
-            self._is_newest = False
+        self._is_newest &= reason != worker_pb2.SERVER_DRAIN_REASON_REPLACED
         if self._close_at is None:
             self._close_at = monotonic() + close_after
         drain = worker_pb2.ServerDrain(reason=reason)
@@ -327,12 +324,14 @@ class Session:
         """The worker says what it leaves; anything else it was sent, it has dealt with."""
         self.stop_taking()
         held, _ = read_inventory(goodbye.abandoned)
-        ending = Released()
-        reports = [Report(key=each.key, attempt=each.attempt, ending=ending) for each in held]
+        reports = [
+            Report(key=run.key, attempt=run.attempt, ending=Released(), progress=run.progress)
+            for run in held
+        ]
         await self._parts.lifecycle.report(reports)
-        named = {(each.key, each.attempt) for each in held}
-        unreceipted = [run for run in self.outbox.take_unreceipted() if run not in named]
-        self._parts.settle.unreceipted(unreceipted)
+        named = {(run.key, run.attempt) for run in held}
+        unreceipted = self.outbox.take_unreceipted()
+        self._parts.settle.unreceipted([run for run in unreceipted if run not in named])
         self._left = True
 
     async def _watch(self) -> None:

@@ -12,6 +12,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from fencepost_server.api import validate
 from fencepost_server.api.wire_time import to_duration, to_timestamp
 from fencepost_server.clock import SECOND, Instant, ceil_second
+from fencepost_server.domain.names import check_calendar_name
 from fencepost_server.domain.schedule import (
     CronSpec,
     DstFoldPolicy,
@@ -26,8 +27,10 @@ from fencepost_server.domain.schedule import (
 )
 from fencepost_server.errors import NotImplementedYet
 from fencepost_server.policy.schedule import (
+    CALENDARS_MAX,
     CATCH_UP_MAX,
     FIRES_MAX,
+    JITTER_MAX,
     ONCE_AHEAD_MAX,
     THRESHOLD_MAX,
     THRESHOLD_MIN,
@@ -38,9 +41,8 @@ from fencepost_server.policy.schedule import (
 def read_schedule(message: schedule_pb2.Schedule, *, now: Instant, field: str) -> Schedule:
     """The schedule; what is relative to receipt is counted from `now`.
 
-    Raises InvalidField, or NotImplementedYet for a field this version does not serve.
+    Raises InvalidField.
     """
-    _refuse_unserved(message, field)
     return Schedule(
         spec=_read_spec(message, now, field),
         start_at=_bound(
@@ -55,6 +57,13 @@ def read_schedule(message: schedule_pb2.Schedule, *, now: Instant, field: str) -
             message.overlap_policy, OverlapPolicy, field=f"{field}.overlap_policy"
         )
         or OverlapPolicy.SKIP,
+        jitter=validate.duration(
+            message.jitter, field=f"{field}.jitter", minimum=0, maximum=JITTER_MAX
+        ),
+        exclude_calendars=tuple(
+            check_calendar_name(name, field=f"{field}.exclude_calendars[{index}]")
+            for index, name in enumerate(message.exclude_calendars[: CALENDARS_MAX + 1])
+        ),
     )
 
 
@@ -64,7 +73,10 @@ def write_schedule(schedule: Schedule) -> schedule_pb2.Schedule:
         max_fires=schedule.max_fires,
         misfire_policy=_write_misfire(schedule.misfire),
         overlap_policy=cast("schedule_pb2.OverlapPolicy.ValueType", int(schedule.overlap)),
+        exclude_calendars=schedule.exclude_calendars,
     )
+    if schedule.jitter:
+        message.jitter.CopyFrom(to_duration(schedule.jitter))
     if schedule.start_at is not None:
         message.start_at.CopyFrom(to_timestamp(schedule.start_at))
     if schedule.end_at is not None:
@@ -79,20 +91,10 @@ def write_schedule(schedule: Schedule) -> schedule_pb2.Schedule:
             message.interval.every.CopyFrom(to_duration(interval.every))
             if interval.anchor is not None:
                 message.interval.anchor.CopyFrom(to_timestamp(interval.anchor))
+            message.interval.after_completion = interval.after_completion
         case OnceSpec() as once:
             message.once.at.CopyFrom(to_timestamp(once.at))
     return message
-
-
-def _refuse_unserved(message: schedule_pb2.Schedule, field: str) -> None:
-    served_later = (
-        ("jitter", message.jitter.seconds != 0 or message.jitter.nanos != 0),
-        ("exclude_calendars", bool(message.exclude_calendars)),
-        ("interval.after_completion", message.interval.after_completion),
-    )
-    for name, is_set in served_later:
-        if is_set:
-            raise not_served(f"{field}.{name}")
 
 
 def not_served(field: str) -> NotImplementedYet:
@@ -133,7 +135,9 @@ def _read_interval(message: schedule_pb2.IntervalSpec, field: str) -> IntervalSp
     if message.HasField("anchor"):
         anchor = validate.whole_second(message.anchor, field=f"{field}.anchor")
     return IntervalSpec(
-        every=validate.duration(message.every, field=f"{field}.every", minimum=0), anchor=anchor
+        every=validate.duration(message.every, field=f"{field}.every", minimum=0),
+        anchor=anchor,
+        after_completion=message.after_completion,
     )
 
 

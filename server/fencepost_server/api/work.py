@@ -4,7 +4,7 @@ drains them all when the server leaves.
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from typing import Any, NoReturn
 
 import grpc.aio
@@ -47,6 +47,7 @@ CLOSE_AFTER: Duration = 30 * SECOND
 # A session this old is asked to move, give or take a fifth, so that load spreads.
 SESSION_AGE: Duration = 25 * MINUTE
 _AGE_LOOK_S = 10
+_SDK_TEXTS = [field.name for field in worker_pb2.SdkInfo.DESCRIPTOR.fields]
 # Rows of an inventory that others have locked are tried so often, so long apart.
 _RENEW_TRIES = 10
 _RENEW_PAUSE: Duration = 100 * MILLISECOND
@@ -139,13 +140,7 @@ class WorkSessions:
             await asyncio.wait({reader, writer}, return_when=asyncio.FIRST_COMPLETED)
             if reader.done():
                 await _unwrapped(reader)
-                flushed = asyncio.create_task(session.outbox.flushed())
-                await asyncio.wait(
-                    {flushed, writer},
-                    timeout=CLOSE_AFTER / SECOND,
-                    return_when=asyncio.FIRST_COMPLETED,
-                )
-                flushed.cancel()
+                await _first_of(session.outbox.flushed(), writer, timeout_s=CLOSE_AFTER / SECOND)
             if writer.done():
                 error = repr(writer.exception())
                 _log.info("session_not_written", session_id=session.info.session_id, error=error)
@@ -233,6 +228,8 @@ class WorkSessions:
             )
         validate.text(hello.display_name, field="hello.display_name", chars_max=128)
         validate.labels(hello.labels, field="hello.labels")
+        for part in _SDK_TEXTS:
+            validate.text(getattr(hello.sdk, part), field=f"hello.sdk.{part}", chars_max=128)
         validate.integer(hello.slots, field="hello.slots", minimum=1, maximum=HELD_RUNS_MAX)
         counts = {"inventory": (hello.inventory, HELD_RUNS_MAX), "features": (hello.features, 64)}
         for name, (entries, entries_max) in counts.items():
@@ -269,6 +266,18 @@ class WorkSessions:
         if not self._open:
             self._closed.set()
         _log.info("session_ended", session_id=session.info.session_id, worker_id=session.worker_id)
+
+
+async def _first_of(
+    work: Coroutine[Any, Any, None], other: "asyncio.Task[None]", *, timeout_s: float
+) -> None:
+    """Until `work` or `other` ends, or for `timeout_s`; `work` never goes on afterwards."""
+    doing = asyncio.create_task(work)
+    try:
+        await asyncio.wait({doing, other}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        doing.cancel()
+        await asyncio.gather(doing, return_exceptions=True)
 
 
 async def _unwrapped(reader: "asyncio.Task[None]") -> None:

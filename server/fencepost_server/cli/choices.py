@@ -44,6 +44,14 @@ class JobState(StrEnum):
     FINISHED = "finished"
 
 
+class OperationState(StrEnum):
+    """Whether an operation goes on."""
+
+    RUNNING = "running"
+    DONE = "done"
+    STOPPED = "stopped"
+
+
 class RunState(StrEnum):
     """Life of a run."""
 

@@ -13,7 +13,8 @@ from fencepost_server.cli.settings import Settings, calls_server
 from fencepost_server.cli.values import job_path, last_part
 
 app = typer.Typer(
-    help="Definitions: create, list, read, pause, resume, delete.", no_args_is_help=True
+    help="Definitions: create, list, read, pause, resume, delete; fires and backfills.",
+    no_args_is_help=True,
 )
 
 JobName = Annotated[str, typer.Argument(metavar="JOB", help="Name or id of the job.")]

@@ -5,7 +5,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 import typer.main
 
-from fencepost_server.cli import explain, forecast, jobs, process, runs, tz_diff, workers
+from fencepost_server.cli import (
+    explain,
+    fires,
+    forecast,
+    jobs,
+    ops,
+    process,
+    runs,
+    tz_diff,
+    workers,
+)
 from fencepost_server.cli.settings import (
     Given,
     OutputOption,
@@ -35,9 +45,12 @@ def build() -> "Command":
     app.command("explain")(explain.explain)
     app.command("tz-diff")(tz_diff.tz_diff)
     app.command("forecast")(forecast.forecast)
+    jobs.app.command("fires")(fires.fires)
+    jobs.app.command("backfill")(fires.backfill)
     app.add_typer(jobs.app, name="jobs")
     app.add_typer(runs.app, name="runs")
     app.add_typer(workers.app, name="workers")
+    app.add_typer(ops.app, name="ops")
     return typer.main.get_command(app)
 
 

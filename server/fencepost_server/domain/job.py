@@ -190,11 +190,13 @@ class JobSpec:
         )
 
 
-def job_state(*, paused: bool, has_schedule: bool, next_run_at: Instant | None) -> JobState:
-    """The state that the stored columns add up to."""
+def job_state(
+    *, paused: bool, has_schedule: bool, next_run_at: Instant | None, awaits_end: bool = False
+) -> JobState:
+    """The state that the stored columns add up to; `awaits_end`: a run decides next_run_at."""
     if paused:
         return JobState.PAUSED
-    if has_schedule and next_run_at is None:
+    if has_schedule and next_run_at is None and not awaits_end:
         return JobState.FINISHED
     return JobState.ACTIVE
 

@@ -32,6 +32,17 @@ class QueueName:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CalendarName:
+    """`tenants/{tenant}/calendars/{calendar_name}`."""
+
+    tenant: str
+    calendar_name: str
+
+    def __str__(self) -> str:
+        return format_calendar(self.tenant, self.calendar_name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobName:
     """`tenants/{tenant}/jobs/{job}`; `job` is the job's name or its id."""
 
@@ -45,6 +56,17 @@ class JobName:
 
     def __str__(self) -> str:
         return format_job(self.tenant, self.job)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OperationName:
+    """`tenants/{tenant}/operations/{operation_id}`."""
+
+    tenant: str
+    operation_id: str
+
+    def __str__(self) -> str:
+        return format_operation(self.tenant, self.operation_id)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,6 +96,11 @@ def format_queue(tenant: str, queue_name: str) -> str:
     return f"tenants/{tenant}/queues/{queue_name}"
 
 
+def format_calendar(tenant: str, calendar_name: str) -> str:
+    """`tenants/{tenant}/calendars/{calendar_name}`."""
+    return f"tenants/{tenant}/calendars/{calendar_name}"
+
+
 def format_job(tenant: str, job: str) -> str:
     """`tenants/{tenant}/jobs/{job}`, with the job's name, or its id if it is deleted."""
     return f"tenants/{tenant}/jobs/{job}"
@@ -82,6 +109,11 @@ def format_job(tenant: str, job: str) -> str:
 def format_run(tenant: str, job: str, scheduled_at: Instant) -> str:
     """`tenants/{tenant}/jobs/{job}/runs/{scheduled_at}`."""
     return f"tenants/{tenant}/jobs/{job}/runs/{format_instant(scheduled_at)}"
+
+
+def format_operation(tenant: str, operation_id: str) -> str:
+    """`tenants/{tenant}/operations/{operation_id}`."""
+    return f"tenants/{tenant}/operations/{operation_id}"
 
 
 def format_worker(worker_id: str) -> str:
@@ -113,10 +145,25 @@ def parse_queue(name: str, *, field: str) -> QueueName:
     return QueueName(tenant=tenant, queue_name=queue_name)
 
 
+def parse_calendar(name: str, *, field: str) -> CalendarName:
+    """Raises InvalidField."""
+    tenant, calendar_name = _parts(name, "tenants/{tenant}/calendars/{calendar_name}", field)
+    return CalendarName(tenant=tenant, calendar_name=calendar_name)
+
+
 def parse_job(name: str, *, field: str) -> JobName:
     """Raises InvalidField."""
     tenant, job = _parts(name, "tenants/{tenant}/jobs/{job}", field)
     return JobName(tenant=tenant, job=job)
+
+
+def parse_operation(name: str, *, field: str) -> OperationName:
+    """Raises InvalidField."""
+    pattern = "tenants/{tenant}/operations/{operation_id}"
+    tenant, operation_id = _parts(name, pattern, field)
+    if not is_uuid(operation_id):
+        raise _refused(field, name, f"{pattern}, the id as lower-case UUID text")
+    return OperationName(tenant=tenant, operation_id=operation_id)
 
 
 def parse_run(name: str, *, field: str) -> RunName:
@@ -164,6 +211,13 @@ def check_queue_name(name: str, *, field: str) -> str:
     return name
 
 
+def check_calendar_name(name: str, *, field: str) -> str:
+    """`name`, if it may be the last part of a calendar's name. Raises InvalidField."""
+    if _LAST_PART.fullmatch(name) is None:
+        raise _refused(field, name, LAST_PART_RULE)
+    return name
+
+
 def check_job_name(name: str, *, field: str) -> str:
     """`name`, if it may be the last part of a job's name. Raises InvalidField."""
     if _LAST_PART.fullmatch(name) is None or is_uuid(name):
@@ -179,6 +233,7 @@ def is_uuid(text: str) -> bool:
 _CHECKS = {
     "{tenant}": (_TENANT, TENANT_RULE),
     "{queue_name}": (_LAST_PART, LAST_PART_RULE),
+    "{calendar_name}": (_LAST_PART, LAST_PART_RULE),
     "{job}": (_LAST_PART, LAST_PART_RULE),
 }
 

@@ -68,10 +68,15 @@ class CronSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IntervalSpec:
-    """Elapsed-time recurrence: anchor + n × every. No anchor: the job's creation."""
+    """Elapsed-time recurrence: anchor + n × every. No anchor: the job's creation.
+
+    With `after_completion` the anchor is only the first fire, and `every` counts from the end
+    of each fire's run.
+    """
 
     every: Duration
     anchor: Instant | None = None
+    after_completion: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +104,10 @@ class MisfirePolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Schedule:
-    """When a job fires. Fires lie in [start_at, end_at); `max_fires` 0 means no limit."""
+    """When a job fires. Fires lie in [start_at, end_at); `max_fires` 0 means no limit.
+
+    `jitter` delays runs by a stable part of it; `exclude_calendars` are names of the tenant's.
+    """
 
     spec: Spec
     start_at: Instant | None = None
@@ -107,10 +115,12 @@ class Schedule:
     max_fires: int = 0
     misfire: MisfirePolicy = field(default_factory=MisfirePolicy)
     overlap: OverlapPolicy = OverlapPolicy.SKIP
+    jitter: Duration = 0
+    exclude_calendars: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values in a stable order; equal schedules give equal dictionaries."""
-        return {
+        value: dict[str, Any] = {
             "spec": spec_to_json(self.spec),
             "start_at": self.start_at,
             "end_at": self.end_at,
@@ -123,6 +133,12 @@ class Schedule:
             },
             "overlap": int(self.overlap),
         }
+        # Only what is set: documents of versions stored before stay as they are.
+        if self.jitter:
+            value["jitter"] = self.jitter
+        if self.exclude_calendars:
+            value["exclude_calendars"] = list(self.exclude_calendars)
+        return value
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "Schedule":
@@ -140,6 +156,8 @@ class Schedule:
                 max_catch_up=misfire["max_catch_up"],
             ),
             overlap=OverlapPolicy(value["overlap"]),
+            jitter=value.get("jitter", 0),
+            exclude_calendars=tuple(value.get("exclude_calendars", ())),
         )
 
 
@@ -156,7 +174,10 @@ def spec_to_json(spec: Spec) -> dict[str, Any]:
                 }
             }
         case IntervalSpec():
-            return {"interval": {"every": spec.every, "anchor": spec.anchor}}
+            interval = {"every": spec.every, "anchor": spec.anchor}
+            if spec.after_completion:
+                interval["after_completion"] = True
+            return {"interval": interval}
         case OnceSpec():
             return {"once": {"at": spec.at}}
 
@@ -172,7 +193,11 @@ def spec_from_json(value: Mapping[str, Any]) -> Spec:
                 dst_fold=DstFoldPolicy(cron["dst_fold"]),
             )
         case {"interval": interval}:
-            return IntervalSpec(every=interval["every"], anchor=interval["anchor"])
+            return IntervalSpec(
+                every=interval["every"],
+                anchor=interval["anchor"],
+                after_completion=interval.get("after_completion", False),
+            )
         case {"once": once}:
             return OnceSpec(at=once["at"])
         case _:

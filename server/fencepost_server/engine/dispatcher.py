@@ -182,7 +182,7 @@ class Dispatcher:
                     await self.scan()
                 claimed = await self.dispatch()
             except StorageUnavailable as error:
-                _log.warning("storage_unavailable", error=repr(error.__cause__))
+                _log.debug("storage_unavailable", error=repr(error.__cause__))
                 claimed = 0
                 await asyncio.sleep(self._poll / SECOND / 4)
             if claimed:

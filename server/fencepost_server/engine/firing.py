@@ -22,13 +22,13 @@ from fencepost_server.clock import (
 )
 from fencepost_server.cluster.ownership import Ownership
 from fencepost_server.domain.run import Lane
-from fencepost_server.domain.schedule import spec_from_json
-from fencepost_server.engine.settle import settle
+from fencepost_server.domain.schedule import CronSpec, spec_from_json
+from fencepost_server.engine.settle import PACED_AFTER, settle
+from fencepost_server.engine.tzdata import TzdataFollower
 from fencepost_server.engine.wake import Wake
 from fencepost_server.errors import FencepostError, StorageUnavailable
-from fencepost_server.policy.cron import CronRule
-from fencepost_server.policy.schedule import compile_rule
-from fencepost_server.policy.zone import tzdata_version
+from fencepost_server.policy.cron import CronRule, compile_cron
+from fencepost_server.policy.zone_source import ZoneSource, pinned
 from fencepost_server.store.database import Database
 from fencepost_server.store.statements import load
 
@@ -57,20 +57,31 @@ class Scheduler:
         wake: Wake,
         batch_max: int,
         concurrency: int,
+        catch_up_rate: float = 0.0,
+        zones: ZoneSource | None = None,
     ) -> None:
-        """`batch_max` jobs per transaction, `concurrency` transactions side by side."""
+        """`batch_max` jobs per transaction, `concurrency` transactions side by side.
+
+        At most `catch_up_rate` late runs of a tenant become claimable per second; 0: no bound.
+        `zones` is other zone data than the pinned one.
+        """
         self._database = database
         self._clock = clock
         self._ownership = ownership
         self._wake = wake
         self._batch_max = batch_max
         self._concurrency = concurrency
+        self._catch_up_rate = catch_up_rate
         self._woken = asyncio.Event()
         # Replaced by whoever follows the clock.
         self.is_trusted: Callable[[], bool] = lambda: True
+        self._zones = zones if zones is not None else pinned()
+        self._tzdata = TzdataFollower(database, clock, self._zones)
         self._rules: dict[int, CronRule] = {}
+        # Rules whose zone another server knows newer data of.
+        self._withheld: list[int] = []
         self._bound: Instant = 0
-        self._unbounded_at = 0
+        self._unbounded_at: Instant | None = None
 
     def wake(self) -> None:
         """Something may be due earlier than known."""
@@ -79,26 +90,18 @@ class Scheduler:
     async def run(self, *, poll: Duration, contended: Duration) -> None:
         """Fire until cancelled. `poll` is the longest sleep, `contended` the one after a pass
         that found due jobs and could lock none."""
-        prepared = False
         while True:
             try:
-                if not prepared:
-                    await self.prepare()
-                    prepared = True
                 pause = await self._pass(poll, contended)
             except StorageUnavailable as error:
-                _log.warning("storage_unavailable", error=repr(error.__cause__))
+                _log.debug("storage_unavailable", error=repr(error.__cause__))
                 pause = SECOND
             if pause > 0:
                 await self._sleep(pause)
 
     async def prepare(self) -> None:
-        """Forget next fires that were computed with other time zone data."""
-        row = await self._database.requests.fetch_one(
-            _SQL["adopt_tzdata"], version=tzdata_version()
-        )
-        if row is not None and row["changed"]:
-            _log.info("tzdata_adopted", version=tzdata_version())
+        """Agree with other servers on time zone data, before the first fire and every minute."""
+        self._withheld = await self._tzdata.follow()
 
     async def fire_due(self) -> int:
         """One pass over everything that is due now; the number of runs made."""
@@ -114,7 +117,9 @@ class Scheduler:
         partitions = sorted(self._ownership.partitions())
         if not partitions:
             return poll
-        if monotonic() - self._unbounded_at >= _UNBOUNDED_EVERY:
+        # The first pass is one too.
+        if self._unbounded_at is None or monotonic() - self._unbounded_at >= _UNBOUNDED_EVERY:
+            await self.prepare()
             self._bound = 0
             self._unbounded_at = monotonic()
         now = self._clock.now()
@@ -137,7 +142,7 @@ class Scheduler:
 
     async def _earliest(self, partitions: Sequence[int]) -> Mapping[int, Instant]:
         rows = await self._database.hot.fetch(
-            _SQL["next_due"], partitions=partitions, after=self._bound
+            _SQL["next_due"], partitions=partitions, after=self._bound, withheld=self._withheld
         )
         return {row["partition_id"]: row["next_run_at"] for row in rows}
 
@@ -176,7 +181,15 @@ class Scheduler:
         """
         now = self._clock.now()
         row = await self._database.hot.fetch_one(
-            _SQL["fire_due"], partitions=partitions, after=self._bound, now=now, batch_max=batch_max
+            _SQL["fire_due"],
+            partitions=partitions,
+            after=self._bound,
+            now=now,
+            batch_max=batch_max,
+            tzdata=self._zones.version,
+            withheld=self._withheld,
+            catch_up_rate=self._catch_up_rate,
+            paced_after_s=PACED_AFTER // SECOND,
         )
         assert row is not None
         decided: int = row["fired"]
@@ -216,7 +229,13 @@ class Scheduler:
 
     async def _settle_batch(self, job_ids: Sequence[str]) -> int:
         async with self._database.requests.transaction() as connection:
-            settled = await settle(connection, job_ids=job_ids, now=self._clock.now(), wait=False)
+            settled = await settle(
+                connection,
+                job_ids=job_ids,
+                now=self._clock.now(),
+                wait=False,
+                catch_up_rate=self._catch_up_rate,
+            )
         self._wake.lanes(settled.lanes)
         return len(settled.locked)
 
@@ -229,6 +248,7 @@ class Scheduler:
             schedule_ids=[schedule for schedule, _ in pairs],
             scheduled_ats=[at for _, at in pairs],
             next_ats=[rules[schedule].next_after(at) for schedule, at in pairs],
+            tzdata=self._zones.version,
         )
         return bool(pairs)
 
@@ -242,12 +262,13 @@ class Scheduler:
             )
             for row in rows:
                 try:
-                    rule = compile_rule(spec_from_json(row["rule"]), anchor=0)
+                    spec = spec_from_json(row["rule"])
+                    assert isinstance(spec, CronSpec), "only cron rules are interned"
+                    rule = compile_cron(spec, zones=self._zones)
                 except (FencepostError, KeyError, ValueError) as error:
                     # Its jobs stay due; those of other rules must fire.
                     _log.error("rule_refused", schedule_id=row["schedule_id"], error=repr(error))
                     continue
-                assert isinstance(rule, CronRule), "only cron rules are interned"
                 self._rules[row["schedule_id"]] = rule
         return self._rules
 

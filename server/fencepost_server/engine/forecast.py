@@ -25,7 +25,7 @@ KEPT: Duration = 10 * MINUTE
 PEAKS_MAX = 10
 SHARES_MAX = 5
 GROUPS_MAX = 200_000
-STEPS_MAX = 5_000_000
+STEPS_MAX = 3_000_000
 _ANSWERS_MAX = 64
 _RULES_BATCH = 1000
 _STEPS_AT_ONCE = 500
@@ -63,6 +63,14 @@ class Forecast:
     computed_at: Instant
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Refused:
+    """There were too many rules to count."""
+
+    why: str
+    computed_at: Instant
+
+
 class Forecasts:
     """Answers from the stored jobs; one is computed at a time."""
 
@@ -71,7 +79,7 @@ class Forecasts:
         self._clock = clock
         self._steps_max = steps_max
         self._lock = asyncio.Lock()
-        self._kept: OrderedDict[tuple[int | None, int], Forecast] = OrderedDict()
+        self._kept: OrderedDict[tuple[int | None, int], Forecast | _Refused] = OrderedDict()
 
     async def get(self, *, tenant_id: int | None, hours: int) -> Forecast:
         """The next `hours` of one tenant, or of all with None; at most ten minutes old.
@@ -83,11 +91,17 @@ class Forecasts:
             now = self._clock.now()
             kept = self._kept.get(key)
             if kept is None or not 0 <= now - kept.computed_at <= KEPT:
-                kept = await self._compute(tenant_id, hours, now)
+                try:
+                    kept = await self._compute(tenant_id, hours, now)
+                except ServerOverloaded as error:
+                    # Kept too: it took as much work as an answer.
+                    kept = _Refused(why=error.message, computed_at=now)
                 self._kept[key] = kept
                 while len(self._kept) > _ANSWERS_MAX:
                     self._kept.popitem(last=False)
             self._kept.move_to_end(key)
+        if isinstance(kept, _Refused):
+            raise ServerOverloaded(kept.why)
         return _cut(kept, now=now, hours=hours)
 
     async def _compute(self, tenant_id: int | None, hours: int, now: Instant) -> Forecast:
@@ -106,11 +120,18 @@ class Forecasts:
             (minute for minute in range(minutes) if fires[minute]),
             key=lambda minute: (-fires[minute], minute),
         )
+        shares = {minute: _Shares() for minute in busiest}
+        # Only now is it known of which minutes the rules matter, so it is counted again.
+        for group in groups:
+            for minute, count in fires_by_minute(group, start, until):
+                if count and minute in shares:
+                    shares[minute].add(group, count)
+                await steps.taken()
         peaks = [
             Peak(
                 minute_at=start + minute * MINUTE,
                 fires=fires[minute],
-                shares=await _shares(groups, start + minute * MINUTE, steps),
+                shares=shares[minute].largest(),
             )
             for minute in busiest
         ]
@@ -119,13 +140,15 @@ class Forecasts:
     async def _groups(
         self, tenant_id: int | None, start: Instant, until: Instant
     ) -> Sequence[FireGroup]:
-        rows = await self._pool.fetch(
-            _SQL["fire_groups"],
-            tenant_id=tenant_id,
-            start_at=start,
-            until_at=until,
-            groups_max=GROUPS_MAX + 1,
-        )
+        async with self._pool.transaction() as connection:
+            await connection.execute(_SQL["memory_for_groups"])
+            rows = await connection.fetch(
+                _SQL["fire_groups"],
+                tenant_id=tenant_id,
+                start_at=start,
+                until_at=until,
+                groups_max=GROUPS_MAX + 1,
+            )
         if len(rows) > GROUPS_MAX:
             raise _too_much(f"more than {GROUPS_MAX} groups of jobs that fire alike")
         rules = await self._rules({row["schedule_id"] for row in rows} - {None})
@@ -168,20 +191,24 @@ class _Steps:
             raise _too_much(f"more than {self._limit} fires of different rules to count")
 
 
-async def _shares(groups: Sequence[FireGroup], minute_at: Instant, steps: _Steps) -> list[Share]:
-    jobs: Counter[str] = Counter()
-    fires: Counter[str] = Counter()
-    for group in groups:
-        await steps.taken()
-        count = 0
-        for _, more in fires_by_minute(group, minute_at, minute_at + MINUTE):
-            await steps.taken()
-            count += more
-        if count:
-            jobs[group.text] += group.jobs
-            fires[group.text] += count * group.jobs
-    largest = heapq.nsmallest(SHARES_MAX, fires, key=lambda rule: (-fires[rule], rule))
-    return [Share(rule=rule, jobs=jobs[rule], fires=fires[rule]) for rule in largest]
+class _Shares:
+    """Adds up what the rules bring to one minute."""
+
+    def __init__(self) -> None:
+        self._fires: Counter[str] = Counter()
+        self._jobs: Counter[str] = Counter()
+        # A group may bring several fires to a minute, one after the other.
+        self._last: FireGroup | None = None
+
+    def add(self, group: FireGroup, count: int) -> None:
+        self._fires[group.text] += count * group.jobs
+        if group is not self._last:
+            self._jobs[group.text] += group.jobs
+            self._last = group
+
+    def largest(self) -> list[Share]:
+        best = heapq.nsmallest(SHARES_MAX, self._fires, key=lambda rule: (-self._fires[rule], rule))
+        return [Share(rule=rule, jobs=self._jobs[rule], fires=self._fires[rule]) for rule in best]
 
 
 def _cut(kept: Forecast, *, now: Instant, hours: int) -> Forecast:

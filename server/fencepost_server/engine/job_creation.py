@@ -25,6 +25,11 @@ from fencepost_server.errors import (
 from fencepost_server.policy.schedule import first_fire, interned_spec, validate
 from fencepost_server.store import jobs as store
 from fencepost_server.store import requests
+from fencepost_server.store.calendars import (
+    calendar_not_found,
+    hold_found,
+    set_job_calendars,
+)
 from fencepost_server.store.catalogue import Catalogue, queue_not_found
 from fencepost_server.store.database import Connection, Database
 from fencepost_server.store.job_settings import JobSettings, NewJob
@@ -250,12 +255,23 @@ async def _make(
     for request_id, answer in before.items():
         batch.outcomes[index_of[request_id]] = answer
         del batch.rows[index_of[request_id]]
+    held = await _hold_calendars(connection, batch)
     made = await store.insert(
         connection,
         list(batch.rows.values()),
         tenant_id=batch.tenant_id,
         trace_context=origin.trace_context,
         now=origin.now,
+    )
+    named = {row.job_id: row for row in batch.rows.values() if row.job_id in made}
+    await set_job_calendars(
+        connection,
+        {
+            job_id: [held[name] for name in row.spec.schedule.exclude_calendars]
+            for job_id, row in named.items()
+            if row.spec.schedule is not None and row.spec.schedule.exclude_calendars
+        },
+        is_new=True,
     )
     due = sorted(
         row.job_id
@@ -282,6 +298,23 @@ async def _make(
         if request_id not in before:
             answers[request_id] = encode(outcome) if isinstance(outcome, CreatedJob) else None
     await requests.finish(connection, scope, answers)
+
+
+async def _hold_calendars(connection: Connection, batch: _Batch) -> dict[str, int]:
+    """The ids of all calendars that entries name; those that name others are refused."""
+    wanted = {
+        index: row.spec.schedule.exclude_calendars
+        for index, row in batch.rows.items()
+        if row.spec.schedule is not None
+    }
+    names = {name for each in wanted.values() for name in each}
+    held = await hold_found(connection, batch.tenant_id, names)
+    for index, each in wanted.items():
+        missing = [name for name in each if name not in held]
+        if missing:
+            batch.outcomes[index] = calendar_not_found(batch.tenant, missing[0])
+            del batch.rows[index]
+    return held
 
 
 def _share_request_ids(entries: Sequence[JobEntry], batch: _Batch) -> dict[int, int]:

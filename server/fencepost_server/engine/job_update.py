@@ -12,6 +12,7 @@ from fencepost_server.clock import Instant, ceil_second
 from fencepost_server.domain.job import LAST_INSTANT
 from fencepost_server.domain.names import JobName
 from fencepost_server.domain.schedule import IntervalSpec, Schedule
+from fencepost_server.engine.after_completion import read_ends
 from fencepost_server.engine.definition import Definition
 from fencepost_server.engine.job_access import (
     SeenOldError,
@@ -25,9 +26,10 @@ from fencepost_server.engine.job_creation import JobCreation, JobEntry, Origin
 from fencepost_server.engine.settle import Settled, settle
 from fencepost_server.engine.wake import Wake
 from fencepost_server.errors import EtagMismatch, FencepostError, JobAlreadyExists, JobNotFound
-from fencepost_server.policy.schedule import first_fire, validate
+from fencepost_server.policy.schedule import after_completion, first_fire, validate
 from fencepost_server.store import jobs as store
 from fencepost_server.store import requests
+from fencepost_server.store.calendars import hold, set_job_calendars
 from fencepost_server.store.catalogue import Catalogue
 from fencepost_server.store.database import Connection, Database
 from fencepost_server.store.job_settings import JobSettings
@@ -198,12 +200,26 @@ async def _redefine(
     schedule = definition.spec.schedule
     moves = _time_rule(schedule) != _time_rule(job.spec.schedule)
     settled = Settled()
-    next_run_at = None
+    next_run_at, awaits_end = None, False
+    names = () if schedule is None else schedule.exclude_calendars
+    held = await hold(connection, tenant, job.tenant_id, names)
     if moves:
         job, settled = await settle_owed(connection, job, now=now)
-        next_run_at = _next_run_at(schedule, job, seed=f"{tenant}/{job.name}", now=now)
+        next_run_at, awaits_end = await _next_run_at(
+            connection, schedule, job, seed=f"{tenant}/{job.name}", now=now
+        )
     await store.add_version(connection, job, definition.spec, definition.payload, now=now)
-    await store.redefine(connection, job, change.settings, moves=moves, next_run_at=next_run_at)
+    await store.redefine(
+        connection,
+        job,
+        change.settings,
+        moves=moves,
+        next_run_at=next_run_at,
+        awaits_end=awaits_end,
+    )
+    if names or _calendars(job.spec.schedule):
+        calendar_ids = [held[name] for name in names]
+        await set_job_calendars(connection, {job.job_id: calendar_ids}, is_new=False)
     if next_run_at is not None and next_run_at <= now:
         due = await settle(connection, job_ids=[job.job_id], now=now)
         settled.lanes.update(due.lanes)
@@ -217,20 +233,39 @@ def _time_rule(schedule: Schedule | None) -> tuple[object, ...] | None:
     return (schedule.spec, schedule.start_at, schedule.end_at, schedule.max_fires)
 
 
-def _next_run_at(
-    schedule: Schedule | None, job: JobRecord, *, seed: str, now: Instant
-) -> Instant | None:
-    """The first fire of a changed rule, never at or before one that was decided already."""
+def _calendars(schedule: Schedule | None) -> tuple[str, ...]:
+    return () if schedule is None else schedule.exclude_calendars
+
+
+async def _next_run_at(
+    connection: Connection, schedule: Schedule | None, job: JobRecord, *, seed: str, now: Instant
+) -> tuple[Instant | None, bool]:
+    """The first fire of a changed rule, never at or before one that was decided already, and
+    whether the end of a live run is to decide it.
+    """
     if schedule is None or 0 < schedule.max_fires <= job.fire_count:
-        return None
-    if isinstance(schedule.spec, IntervalSpec) and schedule.spec.anchor is None:
-        anchored = replace(schedule.spec, anchor=ceil_second(job.created_at))
-        schedule = replace(schedule, spec=anchored)
+        return None, False
     last = job.last_scheduled_at
-    found = first_fire(schedule, now=now if last is None else max(now, last), seed=seed)
+    after = now if last is None else max(now, last)
+    spec = schedule.spec
+    if (
+        last is not None
+        and isinstance(spec, IntervalSpec)
+        and spec.after_completion
+        and (spec.anchor is None or spec.anchor <= now)
+    ):
+        ends = await read_ends(connection, {job.job_id: last})
+        if job.job_id not in ends:
+            return None, True
+        found = after_completion(schedule, counted_from=ends[job.job_id], after=after)
+    else:
+        if isinstance(spec, IntervalSpec) and spec.anchor is None:
+            anchored = replace(spec, anchor=ceil_second(job.created_at))
+            schedule = replace(schedule, spec=anchored)
+        found = first_fire(schedule, now=after, seed=seed)
     if found is None or found > LAST_INSTANT or (last is not None and found <= last):
-        return None
-    return found
+        return None, False
+    return found, False
 
 
 def _answered(answer: bytes | FencepostError) -> bytes:

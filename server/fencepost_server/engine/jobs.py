@@ -26,12 +26,14 @@ from fencepost_server.engine.job_update import (
     Updated,
     announce,
 )
-from fencepost_server.engine.preview import Preview, PreviewRange, preview_schedule
+from fencepost_server.engine.preview import NEVER, Preview, PreviewRange, preview_schedule
 from fencepost_server.engine.settle import Settled, settle
 from fencepost_server.engine.wake import Wake
 from fencepost_server.errors import InvalidField, JobFinished, JobNotFound
-from fencepost_server.policy.schedule import validate
+from fencepost_server.policy.due import counts_from_ends
+from fencepost_server.policy.schedule import first_fire, validate
 from fencepost_server.store import jobs as store
+from fencepost_server.store.calendars import CalendarStore, set_job_calendars
 from fencepost_server.store.catalogue import Catalogue
 from fencepost_server.store.database import Database
 from fencepost_server.store.jobs import JobPage, JobQuery, JobRecord
@@ -49,6 +51,7 @@ class Jobs:
         self._database = database
         self._catalogue = catalogue
         self._wake = wake
+        self._calendars = CalendarStore(database=database)
         self._creation = JobCreation(database=database, catalogue=catalogue, wake=wake)
         self._updates = JobUpdates(
             database=database, catalogue=catalogue, creation=self._creation, wake=wake
@@ -114,6 +117,8 @@ class Jobs:
                     raise etag_mismatch(name, job)
                 _, settled = await settle_owed(connection, job, now=now)
                 await store.bury(connection, job.job_id, now=now)
+                if job.spec.schedule is not None and job.spec.schedule.exclude_calendars:
+                    await set_job_calendars(connection, {job.job_id: ()}, is_new=False)
                 if cancel_runs:
                     await cancel_job_runs(
                         connection, job_id=job.job_id, cause="job_deleted", now=now
@@ -174,15 +179,23 @@ class Jobs:
                     value=job_name,
                 )
             anchor = job.created_at
+            if counts_from_ends(schedule):
+                anchor = job.next_run_at or NEVER
             if schedule.max_fires:
                 fires_left = max(schedule.max_fires - job.fire_count, 0)
             job_name = job.name
         else:
             await self._catalogue.tenant_id(tenant)
             validate(schedule, wanted.now, seed=f"{tenant}/{job_name}", path="schedule")
+            if counts_from_ends(schedule):
+                anchor = first_fire(schedule, now=wanted.now) or NEVER
+        calendars = await self._calendars.find(
+            tenant, await self._catalogue.tenant_id(tenant), schedule.exclude_calendars
+        )
         return preview_schedule(
             schedule,
             wanted,
+            calendars=calendars,
             seed=f"{tenant}/{job_name or _PLACEHOLDER}",
             anchor=anchor,
             fires_left=fires_left,

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from fencepost_server.clock import Instant
+from fencepost_server.domain.calendar import NamedCalendar
 from fencepost_server.domain.job import LAST_INSTANT
 from fencepost_server.domain.schedule import Schedule
 from fencepost_server.policy.cron import Planned
@@ -31,8 +32,18 @@ class PreviewRange:
     now: Instant
 
 
+# Where a next fire is not known yet.
+NEVER: Instant = LAST_INSTANT
+
+
 def preview_schedule(
-    schedule: Schedule, wanted: PreviewRange, *, seed: str, anchor: Instant, fires_left: int | None
+    schedule: Schedule,
+    wanted: PreviewRange,
+    *,
+    seed: str,
+    anchor: Instant,
+    fires_left: int | None,
+    calendars: Sequence[NamedCalendar] = (),
 ) -> Preview:
     """By the evaluator that fires; see policy.preview. Raises InvalidSchedule."""
     # Later fires have no text form.
@@ -45,6 +56,7 @@ def preview_schedule(
             anchor=anchor,
             seed=seed,
             fires_left=fires_left,
+            calendars=calendars,
         ),
         description=describe(schedule, seed=seed),
         warnings=warnings(schedule, now=wanted.now, seed=seed),

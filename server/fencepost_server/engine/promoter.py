@@ -1,5 +1,5 @@
-"""Frees runs that waited for an earlier run of their job: at once after an end, and by a
-sweep every second.
+"""Frees what waited for the end of a run: later runs of its job, and the next fire of an
+interval that counts from it. At once after an end, and by a sweep every second.
 
 It locks the job first, without waiting, and looks at its runs in the next statement;
 completions never lock jobs.
@@ -12,6 +12,7 @@ import structlog
 
 from fencepost_server.clock import SECOND, Clock, Duration
 from fencepost_server.domain.run import Lane
+from fencepost_server.engine.after_completion import CompletionFollower
 from fencepost_server.engine.wake import Wake
 from fencepost_server.errors import StorageUnavailable
 from fencepost_server.store.database import Database
@@ -32,6 +33,7 @@ class Promoter:
         self._database = database
         self._clock = clock
         self._wake = wake
+        self._follower = CompletionFollower(database=database, clock=clock, wake=wake)
         self._hinted: set[str] = set()
         self._woken = asyncio.Event()
 
@@ -50,10 +52,11 @@ class Promoter:
                 if loop.time() >= sweep_at:
                     sweep_at = loop.time() + interval / SECOND
                     await self.sweep()
+                    await self.sweep_ends()
                 else:
                     await self._promote_hinted()
             except StorageUnavailable as error:
-                _log.warning("storage_unavailable", error=repr(error.__cause__))
+                _log.debug("storage_unavailable", error=repr(error.__cause__))
             self._woken.clear()
             if not self._hinted:
                 try:
@@ -89,7 +92,16 @@ class Promoter:
         self._wake.lanes({Lane(row["queue_id"], row["kind_id"], row["priority"]) for row in rows})
         return len(rows)
 
+    async def follow(self, job_ids: Sequence[str]) -> int:
+        """Set the next fires of those of these jobs that waited for an end which has come."""
+        return await self._follower.follow(job_ids)
+
+    async def sweep_ends(self) -> int:
+        """Look at jobs that wait for an end; the number whose next fire was set."""
+        return await self._follower.sweep()
+
     async def _promote_hinted(self) -> None:
         batch = [self._hinted.pop() for _ in range(min(_BATCH, len(self._hinted)))]
         if batch:
             await self.promote(sorted(batch))
+            await self.follow(sorted(batch))

@@ -41,7 +41,7 @@ class LeaseKeeper:
                 await self.tick()
             except StorageUnavailable as error:
                 self._lifecycle.heartbeats_failed = True
-                _log.warning("storage_unavailable", error=repr(error.__cause__))
+                _log.debug("storage_unavailable", error=repr(error.__cause__))
             await asyncio.sleep(interval / SECOND)
 
     async def tick(self) -> None:
@@ -85,7 +85,7 @@ class Reaper:
                 if self.is_trusted():
                     await self.reap()
             except StorageUnavailable as error:
-                _log.warning("storage_unavailable", error=repr(error.__cause__))
+                _log.debug("storage_unavailable", error=repr(error.__cause__))
             await asyncio.sleep(interval / SECOND)
 
     async def reap(self) -> int:

@@ -24,6 +24,7 @@ _TABLES_PER_PASS = 2
 _ROWS_PER_STATEMENT = 5_000
 _STATEMENTS_PER_PASS = 20
 _WORKER_KEPT: Duration = DAY
+_OPERATION_KEPT: Duration = 30 * DAY
 _FLOOR_LEAD: Duration = HOUR
 VACUUM_INTERVAL: Duration = 15 * SECOND
 
@@ -104,6 +105,7 @@ class Retention:
             "prune_fire_skips": {"before": floor},
             "prune_requests": {"now": now},
             "prune_claim_requests": {"now": now},
+            "prune_operations": {"before": now - _OPERATION_KEPT},
             "prune_workers": {"before": now - _WORKER_KEPT},
         }
         for name, values in bounds.items():

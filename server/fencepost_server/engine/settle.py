@@ -6,23 +6,31 @@ their own transaction.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from fencepost_server.clock import Instant
+from fencepost_server.clock import SECOND, Duration, Instant
+from fencepost_server.domain.calendar import NamedCalendar
 from fencepost_server.domain.job import JobSpec
 from fencepost_server.domain.run import Lane, RunKey
-from fencepost_server.domain.schedule import OverlapPolicy, SkipReason
+from fencepost_server.domain.schedule import OverlapPolicy, Schedule, SkipReason
 from fencepost_server.engine.cancel import cancel_overlapped
-from fencepost_server.policy.misfire import Judgement, SkipStretch, judge
+from fencepost_server.policy.calendar import exclusions, zone_of
+from fencepost_server.policy.due import Due, counts_from_ends, judge_due, pending_skipped
+from fencepost_server.policy.misfire import Judgement, SkipStretch
 from fencepost_server.policy.overlap import LiveRuns, place
-from fencepost_server.policy.schedule import bounded_rule
+from fencepost_server.policy.schedule import BoundedRule, bounded_rule, unanchored
+from fencepost_server.store.calendars import calendars_of
 from fencepost_server.store.database import Connection, Row
 from fencepost_server.store.statements import load
 
 _SQL = load("settle")
 # Rounds of one call: what a round cannot finish (many regular fires) is left due.
 _ROUNDS_MAX = 20
+# Under these runs of a job wait for each other.
+_SERIAL = (OverlapPolicy.QUEUE_ONE, OverlapPolicy.QUEUE_ALL, OverlapPolicy.CANCEL_PREVIOUS)
+# Fires handled later than this are paced by the governor: the server was away, not only busy.
+PACED_AFTER: Duration = 10 * SECOND
 
 
 @dataclass(slots=True, kw_only=True)
@@ -38,8 +46,8 @@ class Settled:
 class _Writes:
     """Rows of one round, column by column."""
 
-    fires: list[tuple[str, Instant, str, str, bool]] = field(default_factory=list)
-    advances: list[tuple[str, Instant, Instant | None, int]] = field(default_factory=list)
+    fires: list[tuple[str, Instant, str, str, bool, Instant | None]] = field(default_factory=list)
+    advances: list[tuple[str, Instant, Instant | None, bool, int]] = field(default_factory=list)
     skips: list[tuple[str, SkipStretch, int, Instant | None]] = field(default_factory=list)
     cancels: list[tuple[str, Instant]] = field(default_factory=list)
 
@@ -52,16 +60,18 @@ async def settle(
     resuming: bool = False,
     deleting: bool = False,
     wait: bool = True,
+    catch_up_rate: float = 0.0,
 ) -> Settled:
     """Locks these jobs and decides every fire up to `now`; runs inside the caller's transaction.
 
     Paused jobs are left alone, except when `resuming` (the misfire policy picks, the rest
     is SKIPPED as PAUSED) or `deleting` (everything pending is SKIPPED as PAUSED). `wait`
-    False leaves out jobs that another transaction holds.
+    False leaves out jobs that another transaction holds. At most `catch_up_rate` late runs
+    of a tenant become claimable per second; 0: no bound.
     """
     settled = Settled()
     pending = sorted(set(job_ids))
-    for _ in range(_ROUNDS_MAX):
+    for number in range(_ROUNDS_MAX):
         if not pending:
             break
         statement = _SQL["lock_schedules" if wait else "lock_free_schedules"]
@@ -75,76 +85,100 @@ async def settle(
             and (resuming or deleting or not row["paused"])
         ]
         live = await _live_runs(connection, due, now)
+        calendars = await calendars_of(
+            connection, [str(row["job_id"]) for row in due if row["has_calendars"]]
+        )
         writes = _Writes()
         pending = []
         for row in due:
             job_id = str(row["job_id"])
-            judgement = _judge(row, now, resuming=resuming, deleting=deleting)
-            _plan(writes, row, judgement, live.get(job_id, LiveRuns()), resuming=resuming)
-            if judgement.next_run_at is not None and judgement.next_run_at <= now:
+            decision = _decide(
+                row, now, calendars.get(job_id, ()), resuming=resuming, deleting=deleting
+            )
+            following = _plan(writes, row, decision, live.get(job_id, LiveRuns()), now)
+            if following is not None and following <= now:
                 pending.append(job_id)
-        await _write(connection, writes, settled, now)
+        # A second round would lock the cursors of tenants in another order.
+        await _write(connection, writes, settled, now, 0.0 if number else catch_up_rate)
     return settled
 
 
-def _judge(row: Row, now: Instant, *, resuming: bool, deleting: bool) -> Judgement:
-    spec = JobSpec.from_json(row["spec"])
-    assert spec.schedule is not None, "a job with a next fire has a schedule"
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Decision:
+    """What is judged of one job, and by which rule."""
+
+    schedule: Schedule
+    rule: BoundedRule
+    judgement: Judgement
+
+
+def _decide(
+    row: Row, now: Instant, calendars: Sequence[NamedCalendar], *, resuming: bool, deleting: bool
+) -> _Decision:
+    schedule = JobSpec.from_json(row["spec"]).schedule
+    assert schedule is not None, "a job with a next fire has a schedule"
+    single = counts_from_ends(schedule)
     rule = bounded_rule(
-        spec.schedule, anchor=row["next_run_at"], seed=f"{row['tenant_name']}/{row['name']}"
+        # Skipped fires of an interval after completion count from themselves.
+        unanchored(schedule) if single else schedule,
+        anchor=row["next_run_at"],
+        seed=f"{row['tenant_name']}/{row['name']}",
     )
-    if deleting and row["paused"]:
-        last = rule.prev_before(now + 1) or row["next_run_at"]
-        stretch = SkipStretch(
-            first=row["next_run_at"],
-            last=max(last, row["next_run_at"]),
-            reason=SkipReason.PAUSED,
-        )
-        return Judgement(fires=(), skips=(stretch,), next_run_at=rule.next_after(now))
-    left = None if row["max_fires"] is None else row["max_fires"] - row["fire_count"]
-    return judge(
-        rule,
-        spec.schedule.misfire,
+    excluded = exclusions(calendars, zone_of(schedule), first=row["next_run_at"], last=now)
+    due = Due(
         next_run_at=row["next_run_at"],
         now=now,
-        fires_left=left,
-        reason=SkipReason.PAUSED if resuming else SkipReason.MISFIRE,
+        fires_left=None if row["max_fires"] is None else row["max_fires"] - row["fire_count"],
+        reason=SkipReason.PAUSED if resuming or deleting else SkipReason.MISFIRE,
     )
+    if deleting and row["paused"]:
+        judgement = pending_skipped(rule, due, excluded)
+    else:
+        due = due if resuming else replace(due, reason=SkipReason.MISFIRE)
+        judgement = judge_due(rule, schedule, due, excluded)
+    return _Decision(schedule=schedule, rule=rule, judgement=judgement)
 
 
 def _plan(
-    writes: _Writes, row: Row, judgement: Judgement, live: LiveRuns, *, resuming: bool
-) -> None:
-    """Turn one job's judgement into rows."""
-    spec = JobSpec.from_json(row["spec"])
-    assert spec.schedule is not None
+    writes: _Writes, row: Row, decision: _Decision, live: LiveRuns, now: Instant
+) -> Instant | None:
+    """Turn one job's judgement into rows; returns its next fire."""
+    judgement, rule = decision.judgement, decision.rule
     policy = OverlapPolicy[row["overlap"].upper()]
     placement = place(
-        judgement.fires, live, policy, catch_up_max=spec.schedule.misfire.max_catch_up
+        judgement.fires, live, policy, catch_up_max=decision.schedule.misfire.max_catch_up
     )
     job_id = str(row["job_id"])
-    serial = policy in (
-        OverlapPolicy.QUEUE_ONE,
-        OverlapPolicy.QUEUE_ALL,
-        OverlapPolicy.CANCEL_PREVIOUS,
-    )
-    waits = serial or bool(placement.blocked)
+    single = counts_from_ends(decision.schedule)
+    waits = single or bool(placement.blocked) or policy in _SERIAL
     for state, fires in (("queued", placement.queued), ("blocked", placement.blocked)):
         for fire in fires:
             origin = "catch_up" if fire.caught_up else "schedule"
-            writes.fires.append((job_id, fire.at, state, origin, waits))
-    for stretch in (*judgement.skips, *_overlapped(judgement, set(placement.skipped))):
+            # What the end of its run decides is not known yet.
+            following = None if single else rule.next_after(fire.at)
+            writes.fires.append((job_id, fire.at, state, origin, waits, following))
+    overlapped = _overlapped(judgement, set(placement.skipped))
+    made = len(placement.queued) + len(placement.blocked)
+    next_run_at = judgement.next_run_at
+    if single and judgement.fires and not made:
+        # As would be said of those that follow it by now.
+        [skipped] = overlapped
+        last = rule.prev_before(now + 1) or skipped.last
+        overlapped = [replace(skipped, last=max(last, skipped.last))]
+        next_run_at = rule.next_after(now)
+    skips = (*judgement.skips, *overlapped)
+    for stretch in sorted(skips, key=lambda each: each.first):
         # Only what begins with the first fire judged here goes on where the last one ended.
         follows = row["last_scheduled_at"] if stretch.first == row["next_run_at"] else None
         writes.skips.append((job_id, stretch, row["version"], follows))
     if placement.cancel_previous:
         writes.cancels.append((job_id, judgement.fires[-1].at - 1))
-    decided = [fire.at for fire in judgement.fires] + [skip.last for skip in judgement.skips]
-    made = len(placement.queued) + len(placement.blocked)
-    next_run_at = judgement.next_run_at
+    decided = [fire.at for fire in judgement.fires] + [skip.last for skip in skips]
+    awaits_end = single and made > 0
     if row["max_fires"] is not None and row["fire_count"] + made >= row["max_fires"]:
-        next_run_at = None
-    writes.advances.append((job_id, max(decided), next_run_at, made))
+        next_run_at, awaits_end = None, False
+    writes.advances.append((job_id, max(decided), next_run_at, awaits_end, made))
+    return next_run_at
 
 
 def _overlapped(judgement: Judgement, skipped: set[Instant]) -> list[SkipStretch]:
@@ -178,21 +212,24 @@ async def _live_runs(
     }
 
 
-async def _write(connection: Connection, writes: _Writes, settled: Settled, now: Instant) -> None:
+async def _write(
+    connection: Connection, writes: _Writes, settled: Settled, now: Instant, catch_up_rate: float
+) -> None:
     if not writes.advances:
         return
-    jobs, last, following, fires = _columns(writes.advances, 4)
+    jobs, last, following, awaiting, fires = _columns(writes.advances, 5)
     await connection.execute(
         _SQL["advance_schedules"],
         job_ids=jobs,
         last_scheduled_ats=last,
         next_run_ats=following,
+        awaits_ends=awaiting,
         fires=fires,
     )
     if writes.cancels:
         await cancel_overlapped(connection, until=writes.cancels, now=now)
     if writes.fires:
-        jobs, at, states, origins, serials = _columns(writes.fires, 5)
+        jobs, at, states, origins, serials, following = _columns(writes.fires, 6)
         rows = await connection.fetch(
             _SQL["insert_fires"],
             job_ids=jobs,
@@ -200,7 +237,10 @@ async def _write(connection: Connection, writes: _Writes, settled: Settled, now:
             states=states,
             origins=origins,
             serials=serials,
+            following_ats=following,
             now=now,
+            catch_up_rate=catch_up_rate,
+            paced_after_s=PACED_AFTER // SECOND,
         )
         for row in rows:
             settled.made.append(RunKey(str(row["job_id"]), row["scheduled_at"]))

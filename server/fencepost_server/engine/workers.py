@@ -80,7 +80,7 @@ class WorkerRegistry:
             try:
                 await self.write()
             except StorageUnavailable as error:
-                _log.warning("storage_unavailable", error=repr(error.__cause__))
+                _log.debug("storage_unavailable", error=repr(error.__cause__))
 
     async def write(self) -> None:
         """Write what is pending; on failure it stays pending unless newer marks came."""

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from heapq import merge
-from itertools import islice
+from itertools import islice, takewhile
 
 from fencepost_server.clock import SECOND, Instant
 from fencepost_server.domain.schedule import CronSpec, DstFoldPolicy, DstGapPolicy, SkipReason
@@ -145,6 +145,10 @@ class CronRule:
         expressions fires at is not among them.
         """
         return list(islice(self._plan(after, count), count))
+
+    def planned_between(self, first: Instant, until: Instant) -> Iterator[Planned]:
+        """As `planned`, of [first, until); computed as they are asked for."""
+        return takewhile(lambda one: one.at < until, self._plan(first - 1, DAY_SECONDS))
 
     def _plan(self, after: Instant, count: int) -> Iterator[Planned]:
         second = max(after // SECOND + 1, FIRST_SECOND)

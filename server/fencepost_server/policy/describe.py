@@ -42,6 +42,10 @@ def describe(schedule: Schedule, *, seed: str = "") -> str:
             text = f"every {_duration_words(spec.every)}"
             if spec.anchor is not None:
                 text += f", counted from {format_instant(spec.anchor)}"
+            if spec.after_completion:
+                text = f"{_duration_words(spec.every)} after the end of each run"
+                if spec.anchor is not None:
+                    text += f", the first at {format_instant(spec.anchor)}"
         case OnceSpec() as spec:
             text = f"once, at {format_instant(spec.at)}"
     if schedule.start_at is not None:
@@ -50,6 +54,10 @@ def describe(schedule: Schedule, *, seed: str = "") -> str:
         text += f", ending before {format_instant(schedule.end_at)}"
     if schedule.max_fires:
         text += f", at most {_count(schedule.max_fires, 'time')}"
+    if schedule.jitter:
+        text += f", each run up to {_duration_words(schedule.jitter)} later"
+    if schedule.exclude_calendars:
+        text += f", except in {', '.join(schedule.exclude_calendars)}"
     text = f"{text[0].upper()}{text[1:]}."
     encoded = text.encode()
     if len(encoded) <= DESCRIPTION_BYTES_MAX:

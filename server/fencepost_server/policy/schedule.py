@@ -5,7 +5,7 @@ distinct (rule, instant), of compiled rules that are cached here.
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Protocol, TypeAlias
 
@@ -25,6 +25,8 @@ EVERY_MIN, EVERY_MAX = SECOND, 366 * DAY
 ONCE_AHEAD_MAX = 366 * DAY
 THRESHOLD_MIN, THRESHOLD_MAX = SECOND, DAY
 WINDOW_MIN = SECOND
+JITTER_MAX = DAY
+CALENDARS_MAX = 8
 CATCH_UP_MAX = 1000
 FIRES_MAX = 2**63 - 1
 RULES_CACHED = 4096
@@ -137,6 +139,28 @@ def bounded_rule(schedule: Schedule, *, anchor: Instant, seed: str = "") -> Boun
     )
 
 
+def unanchored(schedule: Schedule) -> Schedule:
+    """The same schedule; an interval's fires are counted from whatever fire it is asked about."""
+    assert isinstance(schedule.spec, IntervalSpec), "only intervals have anchors"
+    return replace(schedule, spec=replace(schedule.spec, anchor=None))
+
+
+def after_completion(
+    schedule: Schedule, *, counted_from: Instant, after: Instant
+) -> Instant | None:
+    """When a job whose `every` counts from `counted_from` (a run's end, or a fire that made
+    none) fires next, later than `after`; later ones follow in steps of `every`. None: never.
+    """
+    assert isinstance(schedule.spec, IntervalSpec), "only intervals count from an end"
+    first = ceil_second(counted_from) + schedule.spec.every
+    rule = BoundedRule(
+        rule=IntervalRule(every=schedule.spec.every, anchor=first),
+        start_at=None if schedule.start_at is None else ceil_second(schedule.start_at),
+        end_at=None if schedule.end_at is None else ceil_second(schedule.end_at),
+    )
+    return rule.next_after(max(after, first - 1))
+
+
 def compile_rule(spec: Spec, *, anchor: Instant, seed: str = "") -> CompiledRule:
     """The rule of a spec without bounds. Raises InvalidSchedule for a bad cron expression.
 
@@ -195,6 +219,9 @@ def validate(
     if not 0 <= schedule.max_fires <= FIRES_MAX:
         raise _out_of_range(InvalidField, f"{path}.max_fires", schedule.max_fires, "0 or more")
     _validate_misfire(schedule.misfire, f"{path}.misfire_policy")
+    if not 0 <= schedule.jitter <= JITTER_MAX:
+        raise _out_of_range(InvalidField, f"{path}.jitter", _seconds(schedule.jitter), "0 s to 1 d")
+    _validate_calendars(schedule, f"{path}.exclude_calendars")
 
 
 def _validate_spec(spec: Spec, now: Instant, seed: str, path: str) -> None:
@@ -227,6 +254,18 @@ def _validate_spec(spec: Spec, now: Instant, seed: str, path: str) -> None:
                     f"{_seconds(ahead)} ahead",
                     "at most 366 d ahead",
                 )
+
+
+def _validate_calendars(schedule: Schedule, path: str) -> None:
+    names = schedule.exclude_calendars
+    if names and isinstance(schedule.spec, OnceSpec):
+        raise _out_of_range(
+            InvalidField, path, f"{len(names)} with once", "none: a single fire is not excluded"
+        )
+    if len(names) > CALENDARS_MAX:
+        raise _out_of_range(InvalidField, path, f"{len(names)} names", f"at most {CALENDARS_MAX}")
+    if len(set(names)) < len(names):
+        raise _out_of_range(InvalidField, path, "the same name twice", "each name once")
 
 
 def _validate_misfire(policy: MisfirePolicy, path: str) -> None:

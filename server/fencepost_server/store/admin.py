@@ -7,7 +7,7 @@ from typing import Any, Generic, TypeVar
 from fencepost_server.clock import Instant
 from fencepost_server.errors import RequestIdReused
 from fencepost_server.store import requests
-from fencepost_server.store.database import Connection, Database, Row
+from fencepost_server.store.database import Connection, Database, Pool, Row
 from fencepost_server.store.requests import RequestKey, RequestScope
 from fencepost_server.store.statements import load
 
@@ -117,7 +117,7 @@ class AdminStore:
             return None if row is None else _tenant(row)
 
         scope = RequestScope(tenant_id=_WHOLE_SERVER, method="CreateTenant")
-        return await self._make_once(scope, make, remember, now)
+        return await make_once(self._pool, scope, make, remember, now)
 
     async def read_tenant(self, name: str) -> TenantRecord | None:
         """None if there is none."""
@@ -168,7 +168,7 @@ class AdminStore:
             return None if row is None else _queue(row)
 
         scope = RequestScope(tenant_id=tenant_id, method="CreateQueue")
-        return await self._make_once(scope, make, remember, now)
+        return await make_once(self._pool, scope, make, remember, now)
 
     async def read_queue(self, tenant_id: int, name: str) -> QueueRecord | None:
         """None if there is none."""
@@ -231,26 +231,28 @@ class AdminStore:
         )
         return [_worker(row) for row in rows]
 
-    async def _make_once(
-        self,
-        scope: RequestScope,
-        make: Callable[[Connection], Awaitable[T | None]],
-        remember: Remember[T] | None,
-        now: Instant,
-    ) -> T | bytes | None:
-        async with self._pool.transaction() as connection:
-            keys = [] if remember is None else [remember.request]
-            for answer in (await requests.begin(connection, scope, keys, now=now)).values():
-                if isinstance(answer, RequestIdReused):
-                    raise answer
-                return answer
-            made = await make(connection)
-            if remember is not None:
-                answers = {
-                    remember.request.request_id: None if made is None else remember.encode(made)
-                }
-                await requests.finish(connection, scope, answers)
-        return made
+
+async def make_once(
+    pool: Pool,
+    scope: RequestScope,
+    make: Callable[[Connection], Awaitable[T | None]],
+    remember: Remember[T] | None,
+    now: Instant,
+) -> T | bytes | None:
+    """What `make` makes in a transaction, None if it makes nothing, or the stored answer of an
+    earlier call. Raises RequestIdReused.
+    """
+    async with pool.transaction() as connection:
+        keys = [] if remember is None else [remember.request]
+        for answer in (await requests.begin(connection, scope, keys, now=now)).values():
+            if isinstance(answer, RequestIdReused):
+                raise answer
+            return answer
+        made = await make(connection)
+        if remember is not None:
+            answers = {remember.request.request_id: None if made is None else remember.encode(made)}
+            await requests.finish(connection, scope, answers)
+    return made
 
 
 def _values(settings: TenantSettings | QueueSettings) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from typing import Any, Protocol, Self
 
 import asyncpg
 
-from fencepost_server.clock import DatabaseClock, Duration, Instant, monotonic
+from fencepost_server.clock import SECOND, DatabaseClock, Duration, Instant, monotonic
 from fencepost_server.errors import StorageUnavailable
 from fencepost_server.store.statements import Statement
 
@@ -91,6 +91,8 @@ class Pool:
     def __init__(self, dsn: str, *, size: int, hot: bool, statement_timeout: Duration) -> None:
         self._dsn = dsn
         self._size = size
+        # Past the server's own timeout nothing comes any more: the network swallows packets.
+        self._command_timeout_s = statement_timeout / SECOND + 2
         self._settings = {
             "application_name": "fencepost-hot" if hot else "fencepost",
             "timezone": "UTC",
@@ -111,6 +113,7 @@ class Pool:
                 connection_class=_Session,
                 server_settings=self._settings,
                 timeout=5,
+                command_timeout=self._command_timeout_s,
                 max_inactive_connection_lifetime=0,
             )
         return self

@@ -17,6 +17,9 @@ class JobSettings:
     kind_id: int
     schedule_id: int | None
     every_s: int | None
+    after_completion: bool
+    jitter_s: int
+    has_calendars: bool
     end_at: Instant | None
     max_fires: int | None
     misfire: str
@@ -44,6 +47,9 @@ class JobSettings:
             kind_id=kind_id,
             schedule_id=schedule_id,
             every_s=_seconds(interval.every) if isinstance(interval, IntervalSpec) else None,
+            after_completion=isinstance(interval, IntervalSpec) and interval.after_completion,
+            jitter_s=0 if schedule is None else _seconds(schedule.jitter),
+            has_calendars=schedule is not None and bool(schedule.exclude_calendars),
             end_at=None if schedule is None else schedule.end_at,
             max_fires=(schedule.max_fires or None) if schedule is not None else None,
             misfire=misfire.action.name.lower(),

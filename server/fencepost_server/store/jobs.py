@@ -31,6 +31,8 @@ class JobRecord:
     paused: bool
     pause_reason: str
     next_run_at: Instant | None
+    # The end of the last fire's run decides next_run_at, which is None until then.
+    awaits_end: bool
     last_scheduled_at: Instant | None
     fire_count: int
     created_at: Instant
@@ -49,6 +51,7 @@ class JobRecord:
             paused=self.paused,
             has_schedule=self.has_schedule,
             next_run_at=self.next_run_at,
+            awaits_end=self.awaits_end,
         )
 
     @property
@@ -110,6 +113,8 @@ async def insert(
         kind_ids=[job.settings.kind_id for job in jobs],
         schedule_ids=[job.settings.schedule_id for job in jobs],
         every_ss=[job.settings.every_s for job in jobs],
+        after_completions=[job.settings.after_completion for job in jobs],
+        jitter_ss=[job.settings.jitter_s for job in jobs],
         misfires=[job.settings.misfire for job in jobs],
         misfire_after_ss=[job.settings.misfire_after_s for job in jobs],
         misfire_window_ss=[job.settings.misfire_window_s for job in jobs],
@@ -230,6 +235,7 @@ async def redefine(
     *,
     moves: bool,
     next_run_at: Instant | None,
+    awaits_end: bool = False,
 ) -> None:
     """Brings the scheduling row up to the version that `add_version` has made."""
     values = {each.name: getattr(settings, each.name) for each in fields(settings)}
@@ -239,6 +245,7 @@ async def redefine(
         version=job.newest_version + 1,
         moves=moves,
         next_run_at=next_run_at,
+        awaits_end=awaits_end,
         **values,
     )
     await mark_capped(connection, [settings])
@@ -276,6 +283,7 @@ def _record(row: Row) -> JobRecord:
         paused=row["paused"],
         pause_reason=row["pause_reason"],
         next_run_at=row["next_run_at"],
+        awaits_end=row["awaits_end"],
         last_scheduled_at=row["last_scheduled_at"],
         fire_count=row["fire_count"],
         created_at=row["created_at"],

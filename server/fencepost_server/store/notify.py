@@ -69,7 +69,7 @@ class Notifier:
             try:
                 await self._connected()
             except StorageUnavailable as error:
-                _log.warning("storage_unavailable", error=repr(error.__cause__))
+                _log.debug("storage_unavailable", error=repr(error.__cause__))
             await asyncio.sleep(_RETRY / SECOND)
 
     async def _connected(self) -> None:

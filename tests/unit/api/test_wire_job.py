@@ -219,16 +219,12 @@ def _set(message: object, **values: object) -> None:
             "job.limits.total_timeout",
             NotImplementedYet,
         ),
-        (lambda j: j.schedule.jitter.FromSeconds(5), "job.schedule.jitter", NotImplementedYet),
+        (lambda j: j.schedule.jitter.FromSeconds(86_401), "job.schedule.jitter", InvalidField),
+        (lambda j: j.schedule.jitter.FromSeconds(-1), "job.schedule.jitter", InvalidField),
         (
-            lambda j: j.schedule.exclude_calendars.append("x"),
-            "job.schedule.exclude_calendars",
-            NotImplementedYet,
-        ),
-        (
-            lambda j: _set(j.schedule.interval, after_completion=True),
-            "job.schedule.interval.after_completion",
-            NotImplementedYet,
+            lambda j: j.schedule.exclude_calendars.append("No Name"),
+            "job.schedule.exclude_calendars[0]",
+            InvalidField,
         ),
         (lambda j: j.schedule.ClearField("cron"), "job.schedule", InvalidField),
         (

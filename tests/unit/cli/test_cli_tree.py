@@ -47,7 +47,7 @@ def test_every_leaf_has_three_examples() -> None:
         ]
 
     found = leaves(build(), "fencepost")
-    assert len(found) == 17
+    assert len(found) == 23
     short = [path for path, text in found if text.partition("Examples:")[2].count("fencepost") < 3]
     assert short == []
 

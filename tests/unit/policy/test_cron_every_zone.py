@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
 from functools import lru_cache
 from importlib.resources import files
+from itertools import pairwise
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -22,6 +23,7 @@ from fencepost_server.policy.zone_source import pinned
 
 COMPARISONS = int(os.environ.get("FENCEPOST_CRON_COMPARISONS", "100000"))
 YEARS = range(2011, 2041)
+YEARS_TRIED = 3
 DAY_MINUTES = 1440
 SEED = 20111030
 # A rule of every minute would be most of the comparisons by itself.
@@ -44,7 +46,9 @@ class Case:
         return by_date or by_weekday if self.either else by_date and by_weekday
 
 
-def draw_case(drawn: random.Random) -> Case:
+def draw_case(drawn: random.Random, near: frozenset[int]) -> Case:
+    """A case whose hours are often those of `near`, in which clocks change."""
+
     def values(low: int, high: int, most: int) -> frozenset[int]:
         return frozenset(drawn.sample(range(low, high + 1), drawn.randint(1, most)))
 
@@ -53,8 +57,9 @@ def draw_case(drawn: random.Random) -> Case:
 
     every_hour = drawn.random() < 0.2
     minutes = values(0, 59, 3)
-    # Most clocks change in the small hours.
-    hours = frozenset(range(24)) if every_hour else values(0, 3, 3) | values(0, 23, 3)
+    hours = frozenset(range(24)) if every_hour else values(0, 23, 3)
+    if near and drawn.random() < 0.7:
+        hours |= frozenset(drawn.sample(sorted(near), drawn.randint(1, len(near))))
     any_date, any_weekday = drawn.random() < 0.6, drawn.random() < 0.6
     days = frozenset(range(1, 32)) if any_date else values(1, 31, 8)
     weekdays = frozenset(range(7)) if any_weekday else values(0, 6, 4)
@@ -100,13 +105,14 @@ def stretches(zone: ZoneInfo, first: int, end: int) -> Iterator[tuple[int, int, 
 
 
 def months(zone: ZoneInfo, drawn: random.Random) -> list[tuple[int, int]]:
-    """UTC minutes [first, end) of two months of a year, those of clock changes first."""
-    year = drawn.choice(YEARS)
-    bounds = [
-        int(datetime(year + month // 12, month % 12 + 1, 1, tzinfo=UTC).timestamp()) // 60
-        for month in range(13)
-    ]
-    spans = list(zip(bounds, bounds[1:], strict=False))
+    """UTC minutes [first, end) of two months of some years, those of clock changes first."""
+    spans: list[tuple[int, int]] = []
+    for year in drawn.sample(YEARS, YEARS_TRIED):
+        bounds = [
+            int(datetime(year + month // 12, month % 12 + 1, 1, tzinfo=UTC).timestamp()) // 60
+            for month in range(13)
+        ]
+        spans += pairwise(bounds)
     drawn.shuffle(spans)
     spans.sort(key=lambda span: offset_of(zone, span[0]) == offset_of(zone, span[1]))
     return spans[:2]
@@ -165,7 +171,14 @@ def compared(name: str, drawn: random.Random) -> Iterator[int]:
         parts = list(stretches(zone, first, end))
         around = offset_of(zone, first - 1), offset_of(zone, end)
         gap, fold = drawn.choice(list(DstGapPolicy)), drawn.choice(list(DstFoldPolicy))
-        case = draw_case(drawn)
+        # The last hours before a change and the first after it, on either clock.
+        near = frozenset(
+            (start + offset + hour * 60) // 60 % 24
+            for (_, _, before), (start, _, after) in pairwise(parts)
+            for offset in (before, after)
+            for hour in (-1, 0)
+        )
+        case = draw_case(drawn, near)
         rule = compile_cron(
             CronSpec(expressions=(case.text,), time_zone=name, dst_gap=gap, dst_fold=fold)
         )

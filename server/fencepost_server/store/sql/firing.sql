@@ -1,5 +1,6 @@
 -- name: next_due
--- The earliest due instant of each partition that has one, later than @after.
+-- The earliest due instant of each partition that has one, later than @after. Schedules whose
+-- zone another server knows newer data of are withheld.
 SELECT p.partition_id, n.next_run_at
 FROM unnest(@partitions::smallint[]) AS p (partition_id)
 CROSS JOIN LATERAL (
@@ -8,6 +9,7 @@ CROSS JOIN LATERAL (
     WHERE s.partition_id = p.partition_id
       AND s.next_run_at IS NOT NULL AND NOT s.paused
       AND s.next_run_at > @after
+      AND (s.schedule_id IS NULL OR s.schedule_id <> ALL (@withheld::int[]))
     ORDER BY s.next_run_at
     LIMIT 1
 ) AS n;
@@ -24,13 +26,15 @@ WITH due AS MATERIALIZED (
     CROSS JOIN LATERAL (
         SELECT s.ctid AS tid, s.job_id, s.next_run_at, s.end_at, s.fire_count, s.max_fires,
                s.tenant_id, s.queue_id, s.kind_id, s.version, s.schedule_id, s.every_s,
-               s.misfire_after_s, s.misfire_window_s, s.max_in_flight, s.misfire, s.overlap,
+               s.after_completion, s.jitter_s, s.has_calendars, s.misfire_after_s,
+               s.misfire_window_s, s.max_in_flight, s.misfire, s.overlap,
                s.partition_id, s.priority, s.lease_s, s.cancel_grace_s, s.attempt_timeout_s,
                s.concurrency_key
         FROM fencepost.job_schedules AS s
         WHERE s.partition_id = p.partition_id
           AND s.next_run_at IS NOT NULL AND NOT s.paused
           AND s.next_run_at > @after AND s.next_run_at <= @now
+          AND (s.schedule_id IS NULL OR s.schedule_id <> ALL (@withheld::int[]))
         ORDER BY s.next_run_at
         LIMIT @batch_max
         FOR UPDATE SKIP LOCKED
@@ -40,6 +44,8 @@ WITH due AS MATERIALIZED (
     SELECT d.*,
            d.schedule_id IS NOT NULL AND f.schedule_id IS NULL AS is_unknown,
            CASE WHEN d.every_s IS NULL THEN f.next_at
+                -- The end of the run decides.
+                WHEN d.after_completion THEN NULL
                 ELSE d.next_run_at + d.every_s * interval '1 second' END AS following_at,
            d.next_run_at < @now - d.misfire_after_s * interval '1 second' AS is_late,
            -- A scalar subquery on purpose: as EXISTS it is planned as one hash of the queue.
@@ -50,12 +56,16 @@ WITH due AS MATERIALIZED (
     FROM due AS d
     LEFT JOIN fencepost.schedule_fires AS f
            ON f.schedule_id = d.schedule_id AND f.scheduled_at = d.next_run_at
+          AND f.tzdata = @tzdata
 ), judged AS (
     SELECT t.*,
            CASE WHEN t.following_at < coalesce(t.end_at, 'infinity')
                  AND t.fire_count + 1 < coalesce(t.max_fires, 9223372036854775807)
                 THEN t.following_at END AS following_run_at,
+           t.after_completion AND t.fire_count + 1 < coalesce(t.max_fires, 9223372036854775807)
+               AS awaits_end,
            NOT t.is_unknown
+               AND NOT t.has_calendars
                AND NOT t.is_overlapping
                AND (NOT t.is_late
                     OR (t.misfire <> 'skip'
@@ -68,22 +78,53 @@ WITH due AS MATERIALIZED (
     UPDATE fencepost.job_schedules AS s
     SET last_scheduled_at = r.next_run_at,
         next_run_at = r.following_run_at,
+        awaits_end = r.awaits_end,
         fire_count = r.fire_count + 1
     FROM judged AS r
     WHERE r.is_ready AND s.ctid = r.tid AND s.job_id = r.job_id
     RETURNING r.*
+), behind AS MATERIALIZED (
+    -- What the governor paces: the newest of a batch first. The windows of a tenant come in the
+    -- order of tenants, and so do the locks of their cursors.
+    SELECT f.*,
+           row_number() OVER (PARTITION BY f.tenant_id, f.is_late
+                              ORDER BY f.next_run_at DESC, f.job_id) - 1 AS place,
+           CASE WHEN row_number() OVER (PARTITION BY f.tenant_id ORDER BY f.is_late) = 1
+                THEN fencepost.take_places(
+                    f.tenant_id,
+                    count(*) FILTER (WHERE NOT f.is_late) OVER (PARTITION BY f.tenant_id),
+                    count(*) FILTER (WHERE f.is_late) OVER (PARTITION BY f.tenant_id),
+                    @catch_up_rate::double precision, @now) END AS given
+    FROM fired AS f
+    WHERE @catch_up_rate::double precision > 0
+      AND f.next_run_at < @now - @paced_after_s * interval '1 second'
+), released AS (
+    SELECT f.*, NULL::bigint AS place, NULL::timestamptz[] AS given,
+           NULL::timestamptz AS placed_at
+    FROM fired AS f
+    WHERE NOT (@catch_up_rate::double precision > 0
+               AND f.next_run_at < @now - @paced_after_s * interval '1 second')
+    UNION ALL
+    SELECT b.*, (max(b.given) OVER (PARTITION BY b.tenant_id))
+                    [CASE WHEN b.is_late THEN 2 ELSE 1 END]
+                + b.place / @catch_up_rate * interval '1 second'
+    FROM behind AS b
 ), made AS (
     INSERT INTO fencepost.run_queue
         (job_id, scheduled_at, available_at, created_at, tenant_id, queue_id, kind_id, version,
          state, origin, priority, lease_s, cancel_grace_s, attempt_timeout_s, serial,
          max_in_flight, concurrency_key)
-    SELECT job_id, next_run_at, greatest(next_run_at, @now), @now, tenant_id, queue_id, kind_id,
-           version, 'queued',
+    SELECT job_id, next_run_at,
+           greatest(fencepost.jittered(
+                        job_id, next_run_at, jitter_s,
+                        CASE WHEN following_at < coalesce(end_at, 'infinity') THEN following_at END),
+                    @now, placed_at),
+           @now, tenant_id, queue_id, kind_id, version, 'queued',
            CASE WHEN is_late THEN 'catch_up'::fencepost.run_origin ELSE 'schedule' END,
            priority, lease_s, cancel_grace_s, attempt_timeout_s,
-           overlap IN ('queue_one', 'queue_all', 'cancel_previous'),
+           overlap IN ('queue_one', 'queue_all', 'cancel_previous') OR after_completion,
            max_in_flight, concurrency_key
-    FROM fired
+    FROM released
     -- A key that is taken was fired already; one such job must not hold up the batch.
     ON CONFLICT (job_id, scheduled_at) DO NOTHING
 )
@@ -109,21 +150,11 @@ SELECT schedule_id, rule FROM fencepost.schedules WHERE schedule_id = ANY (@sche
 
 -- name: remember_fires
 -- Adds computed next fires to the memo; another owner may have been first.
-INSERT INTO fencepost.schedule_fires (schedule_id, scheduled_at, next_at)
-SELECT * FROM unnest(@schedule_ids::int[], @scheduled_ats::timestamptz[], @next_ats::timestamptz[])
+INSERT INTO fencepost.schedule_fires (schedule_id, scheduled_at, next_at, tzdata)
+SELECT m.*, @tzdata
+FROM unnest(@schedule_ids::int[], @scheduled_ats::timestamptz[], @next_ats::timestamptz[]) AS m
 ON CONFLICT DO NOTHING;
 
 -- name: forget_fires
 -- Drops memo entries that no due row can need any more; a late row computes its own again.
 DELETE FROM fencepost.schedule_fires WHERE scheduled_at < @before;
-
--- name: adopt_tzdata
--- Empties the memo when it was computed with other time zone data; true if it was.
-WITH adopted AS (
-    UPDATE fencepost.shard_state SET tzdata_version = @version
-    WHERE tzdata_version <> @version
-    RETURNING 1
-), emptied AS (
-    DELETE FROM fencepost.schedule_fires WHERE EXISTS (SELECT FROM adopted)
-)
-SELECT EXISTS (SELECT FROM adopted) AS changed;

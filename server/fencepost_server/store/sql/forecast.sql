@@ -1,8 +1,13 @@
+-- name: memory_for_groups
+-- Groups of all jobs fit into memory; else every job would be sorted on disk first.
+SET LOCAL work_mem = '64MB';
+
 -- name: fire_groups
 -- The jobs that fire before `until_at`, grouped by what makes them fire alike: rule, first
 -- fire, and what ends them before `until_at`. One pass over the table and no index: one on
 -- the rule would cost every fire a write. Whatever is due already counts from `start_at`;
--- intervals of whole minutes and one-off fires are grouped by minute.
+-- intervals of whole minutes and one-off fires are grouped by minute. When an interval after
+-- completion fires depends on its runs, so it is left out.
 SELECT schedule_id, every_s, first_at, end_at, fires_left, count(*) AS jobs
 FROM (
     SELECT s.schedule_id, s.every_s, b.fires_left,
@@ -28,7 +33,7 @@ FROM (
                            / s.every_s)::bigint)
         END AS fires_left
     ) AS b
-    WHERE s.next_run_at < @until_at AND NOT s.paused
+    WHERE s.next_run_at < @until_at AND NOT s.paused AND NOT s.after_completion
       AND (@tenant_id::int IS NULL OR s.tenant_id = @tenant_id)
 ) AS each
 GROUP BY schedule_id, every_s, first_at, end_at, fires_left

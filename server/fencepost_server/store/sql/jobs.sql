@@ -8,14 +8,14 @@ WITH entries AS MATERIALIZED (
         @job_ids::uuid[], @names::text[], @specs::jsonb[], @payloads::bytea[],
         @next_run_ats::timestamptz[], @end_ats::timestamptz[], @max_fires::bigint[],
         @queue_ids::int[], @kind_ids::int[], @schedule_ids::int[], @every_ss::int[],
-        @misfire_after_ss::int[], @misfire_window_ss::int[], @max_in_flights::int[],
+        @after_completions::boolean[], @jitter_ss::int[], @misfire_after_ss::int[], @misfire_window_ss::int[], @max_in_flights::int[],
         @misfires::text[], @overlaps::text[], @partition_ids::smallint[], @priorities::smallint[],
         @lease_ss::smallint[], @cancel_grace_ss::smallint[], @attempt_timeout_ss::int[],
         @paused::boolean[], @pause_reasons::text[], @concurrency_keys::text[]
     ) WITH ORDINALITY AS e (
         job_id, name, spec, payload, next_run_at, end_at, max_fires, queue_id, kind_id,
-        schedule_id, every_s, misfire_after_s, misfire_window_s, max_in_flight, misfire, overlap,
-        partition_id, priority, lease_s, cancel_grace_s, attempt_timeout_s, paused, pause_reason,
+        schedule_id, every_s, after_completion, jitter_s, misfire_after_s, misfire_window_s,
+        max_in_flight, misfire, overlap, partition_id, priority, lease_s, cancel_grace_s, attempt_timeout_s, paused, pause_reason,
         concurrency_key, ordinal
     )
 ), made AS (
@@ -31,11 +31,11 @@ WITH entries AS MATERIALIZED (
 ), schedules AS (
     INSERT INTO fencepost.job_schedules
         (job_id, next_run_at, end_at, max_fires, tenant_id, queue_id, kind_id, version,
-         schedule_id, every_s, misfire_after_s, misfire_window_s, max_in_flight, misfire, overlap,
+         schedule_id, every_s, after_completion, jitter_s, misfire_after_s, misfire_window_s, max_in_flight, misfire, overlap,
          partition_id, priority, lease_s, cancel_grace_s, attempt_timeout_s, paused,
          concurrency_key)
     SELECT job_id, next_run_at, end_at, max_fires, @tenant_id, queue_id, kind_id, 1,
-           schedule_id, every_s, misfire_after_s, misfire_window_s, max_in_flight,
+           schedule_id, every_s, after_completion, jitter_s, misfire_after_s, misfire_window_s, max_in_flight,
            misfire::fencepost.misfire_action, overlap::fencepost.overlap_policy,
            partition_id, priority, lease_s, cancel_grace_s, attempt_timeout_s, paused,
            concurrency_key
@@ -73,7 +73,7 @@ SELECT partition_id FROM fencepost.job_schedules WHERE job_id = @job_id::uuid FO
 SELECT j.job_id, j.tenant_id, j.name, v.version, j.version AS newest_version, j.revision,
        j.pause_reason, j.trace_context, j.created_at, j.updated_at, v.spec,
        CASE WHEN @with_payload::boolean THEN v.payload END AS payload,
-       s.paused, s.next_run_at, s.last_scheduled_at, s.fire_count, s.queue_id, s.kind_id,
+       s.paused, s.next_run_at, s.awaits_end, s.last_scheduled_at, s.fire_count, s.queue_id, s.kind_id,
        s.partition_id,
        newest.spec -> 'schedule' IS NOT NULL AS has_schedule
 FROM fencepost.jobs AS j
@@ -100,7 +100,8 @@ WITH scanned AS MATERIALIZED (
 ), described AS (
     SELECT j.job_id, j.name, v.spec, s.next_run_at,
            CASE WHEN s.paused THEN 2
-                WHEN v.spec -> 'schedule' IS NOT NULL AND s.next_run_at IS NULL THEN 3
+                WHEN v.spec -> 'schedule' IS NOT NULL AND s.next_run_at IS NULL
+                     AND NOT s.awaits_end THEN 3
                 ELSE 1 END AS state
     FROM scanned AS j
     JOIN fencepost.job_schedules AS s USING (job_id)
@@ -152,6 +153,8 @@ WHERE job_id = @job_id::uuid;
 UPDATE fencepost.job_schedules
 SET version = @version,
     next_run_at = CASE WHEN @moves::boolean THEN @next_run_at ELSE next_run_at END,
+    awaits_end = CASE WHEN @moves::boolean THEN @awaits_end::boolean ELSE awaits_end END,
+    after_completion = @after_completion, jitter_s = @jitter_s, has_calendars = @has_calendars,
     end_at = @end_at, max_fires = @max_fires, queue_id = @queue_id, kind_id = @kind_id,
     schedule_id = @schedule_id, every_s = @every_s,
     misfire_after_s = @misfire_after_s, misfire_window_s = @misfire_window_s,
@@ -167,7 +170,8 @@ UPDATE fencepost.job_schedules SET paused = @paused WHERE job_id = @job_id::uuid
 -- name: bury_job
 -- The tombstone that a deleted job leaves; its name is free.
 WITH ended AS (
-    UPDATE fencepost.job_schedules SET next_run_at = NULL WHERE job_id = @job_id::uuid
+    UPDATE fencepost.job_schedules SET next_run_at = NULL, awaits_end = false
+    WHERE job_id = @job_id::uuid
 )
 UPDATE fencepost.jobs SET deleted_at = @now, updated_at = @now, revision = revision + 1
 WHERE job_id = @job_id::uuid;

@@ -1,7 +1,8 @@
 -- name: lock_schedules
 -- Scheduling state and newest definition of jobs, locked in key order.
 SELECT s.job_id, s.next_run_at, s.last_scheduled_at, s.end_at, s.fire_count, s.max_fires,
-       s.tenant_id, s.queue_id, s.kind_id, s.version, s.max_in_flight, s.overlap, s.priority,
+       s.awaits_end, s.has_calendars, s.tenant_id, s.queue_id, s.kind_id, s.version,
+       s.max_in_flight, s.overlap, s.priority,
        s.lease_s, s.cancel_grace_s, s.attempt_timeout_s, s.paused, s.concurrency_key,
        s.partition_id, j.name, t.name AS tenant_name, v.spec
 FROM fencepost.job_schedules AS s
@@ -15,7 +16,8 @@ FOR UPDATE OF s;
 -- name: lock_free_schedules
 -- As lock_schedules, leaving out what another transaction holds: for the owner's own pace.
 SELECT s.job_id, s.next_run_at, s.last_scheduled_at, s.end_at, s.fire_count, s.max_fires,
-       s.tenant_id, s.queue_id, s.kind_id, s.version, s.max_in_flight, s.overlap, s.priority,
+       s.awaits_end, s.has_calendars, s.tenant_id, s.queue_id, s.kind_id, s.version,
+       s.max_in_flight, s.overlap, s.priority,
        s.lease_s, s.cancel_grace_s, s.attempt_timeout_s, s.paused, s.concurrency_key,
        s.partition_id, j.name, t.name AS tenant_name, v.spec
 FROM fencepost.job_schedules AS s
@@ -39,16 +41,49 @@ GROUP BY q.job_id;
 -- name: insert_fires
 -- Moves: T1 T2 make ( -> queued, blocked).
 -- Runs of fires that needed thought. A key that is taken was fired already.
+-- The governor paces late ones that do not wait for another run, the newest first.
+WITH fires AS MATERIALIZED (
+    SELECT f.*, t.tenant_id, f.origin = 'catch_up' AS is_late,
+           (@catch_up_rate::double precision > 0 AND f.state = 'queued'
+            AND f.scheduled_at < @now::timestamptz - @paced_after_s * interval '1 second') AS is_paced
+    FROM unnest(@job_ids::uuid[], @scheduled_ats::timestamptz[], @states::text[],
+                @origins::text[], @serials::boolean[],
+                @following_ats::timestamptz[])
+             AS f (job_id, scheduled_at, state, origin, serial, following_at)
+    JOIN fencepost.job_schedules AS t ON t.job_id = f.job_id
+), behind AS MATERIALIZED (
+    SELECT f.*,
+           row_number() OVER (PARTITION BY f.tenant_id, f.is_late
+                              ORDER BY f.scheduled_at DESC, f.job_id) - 1 AS place,
+           CASE WHEN row_number() OVER (PARTITION BY f.tenant_id ORDER BY f.is_late) = 1
+                THEN fencepost.take_places(
+                    f.tenant_id,
+                    count(*) FILTER (WHERE NOT f.is_late) OVER (PARTITION BY f.tenant_id),
+                    count(*) FILTER (WHERE f.is_late) OVER (PARTITION BY f.tenant_id),
+                    @catch_up_rate::double precision, @now) END AS given
+    FROM fires AS f WHERE f.is_paced
+), placed AS (
+    SELECT f.*, NULL::bigint AS place, NULL::timestamptz[] AS given,
+           NULL::timestamptz AS placed_at
+    FROM fires AS f WHERE NOT f.is_paced
+    UNION ALL
+    SELECT b.*, (max(b.given) OVER (PARTITION BY b.tenant_id))
+                    [CASE WHEN b.is_late THEN 2 ELSE 1 END]
+                + b.place / @catch_up_rate * interval '1 second'
+    FROM behind AS b
+)
 INSERT INTO fencepost.run_queue
     (job_id, scheduled_at, available_at, created_at, tenant_id, queue_id, kind_id, version, state,
      origin, priority, lease_s, cancel_grace_s, attempt_timeout_s, serial, max_in_flight,
      concurrency_key)
-SELECT f.job_id, f.scheduled_at, greatest(f.scheduled_at, @now), @now, s.tenant_id, s.queue_id,
-       s.kind_id, s.version, f.state::fencepost.run_state, f.origin::fencepost.run_origin,
+SELECT f.job_id, f.scheduled_at,
+       greatest(fencepost.jittered(f.job_id, f.scheduled_at, s.jitter_s, f.following_at), @now,
+                f.placed_at),
+       @now, s.tenant_id, s.queue_id, s.kind_id, s.version, f.state::fencepost.run_state,
+       f.origin::fencepost.run_origin,
        s.priority, s.lease_s, s.cancel_grace_s, s.attempt_timeout_s, f.serial, s.max_in_flight,
        s.concurrency_key
-FROM unnest(@job_ids::uuid[], @scheduled_ats::timestamptz[], @states::text[], @origins::text[],
-            @serials::boolean[]) AS f (job_id, scheduled_at, state, origin, serial)
+FROM placed AS f
 JOIN fencepost.job_schedules AS s ON s.job_id = f.job_id
 ORDER BY f.job_id, f.scheduled_at
 ON CONFLICT (job_id, scheduled_at) DO NOTHING
@@ -59,9 +94,11 @@ RETURNING job_id, scheduled_at, queue_id, kind_id, priority;
 UPDATE fencepost.job_schedules AS s
 SET last_scheduled_at = a.last_scheduled_at,
     next_run_at = a.next_run_at,
+    awaits_end = a.awaits_end,
     fire_count = s.fire_count + a.fires
 FROM unnest(@job_ids::uuid[], @last_scheduled_ats::timestamptz[], @next_run_ats::timestamptz[],
-            @fires::bigint[]) AS a (job_id, last_scheduled_at, next_run_at, fires)
+            @awaits_ends::boolean[], @fires::bigint[])
+         AS a (job_id, last_scheduled_at, next_run_at, awaits_end, fires)
 WHERE s.job_id = a.job_id;
 
 -- name: extend_skips

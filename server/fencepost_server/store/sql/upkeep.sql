@@ -52,6 +52,12 @@ DELETE FROM fencepost.claim_requests AS r
 WHERE r.ctid = ANY (ARRAY(SELECT x.ctid FROM fencepost.claim_requests AS x
                           WHERE x.expires_at < @now ORDER BY x.expires_at LIMIT @rows_max));
 
+-- name: prune_operations
+-- Operations nobody asks for any more.
+DELETE FROM fencepost.operations AS o
+WHERE o.ctid = ANY (ARRAY(SELECT x.ctid FROM fencepost.operations AS x
+                          WHERE x.ended_at < @before ORDER BY x.ended_at LIMIT @rows_max));
+
 -- name: prune_workers
 -- Workers not heard of for long.
 DELETE FROM fencepost.workers AS w

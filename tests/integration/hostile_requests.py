@@ -37,6 +37,17 @@ def job() -> job_pb2.Job:
     return definition
 
 
+def calendar(name: str = "") -> schedule_pb2.Calendar:
+    """Days off with something in every part."""
+    return schedule_pb2.Calendar(
+        name=name,
+        description="Holidays",
+        dates=["2027-12-25"],
+        ranges=[schedule_pb2.DateRange(first_date="2027-08-01", last_date="2027-08-15")],
+        time_zone="Europe/Berlin",
+    )
+
+
 def requests() -> dict[str, Any]:
     """A request per method that would do something, for methods that do anything."""
     jobs, runs, admin = job_service_pb2, run_service_pb2, admin_service_pb2
@@ -88,6 +99,15 @@ def requests() -> dict[str, Any]:
         "RunService.ReleaseRuns": runs.ReleaseRunsRequest(
             releases=[worker_pb2.Release(run=run.run, attempt=1)]
         ),
+        "AdminService.CreateCalendar": admin.CreateCalendarRequest(
+            parent=TENANT, calendar_name="holidays", calendar=calendar()
+        ),
+        "AdminService.GetCalendar": admin.GetCalendarRequest(name=f"{TENANT}/calendars/none"),
+        "AdminService.ListCalendars": admin.ListCalendarsRequest(parent=TENANT),
+        "AdminService.UpdateCalendar": admin.UpdateCalendarRequest(
+            calendar=calendar(name=f"{TENANT}/calendars/none")
+        ),
+        "AdminService.DeleteCalendar": admin.DeleteCalendarRequest(name=f"{TENANT}/calendars/none"),
         "AdminService.GetServerInfo": admin.GetServerInfoRequest(),
         "AdminService.GetForecast": admin.GetForecastRequest(),
         "AdminService.CreateTenant": admin.CreateTenantRequest(tenant_name="acme"),

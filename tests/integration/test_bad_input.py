@@ -52,7 +52,8 @@ _TAKEN = (
     "job.trace_context", "job.pause_reason", "payload.json", "checkpoint.json", "result.json",
     "progress.message", "runs[].phase", "releases[].reason", "queue.stats", "queue.created_at",
     "queue.updated_at", "queue.name", "tenant.name", "tenant.etag", "queue.etag",
-    "tenant.created_at", "tenant.updated_at",
+    "tenant.created_at", "tenant.updated_at", "calendar.name", "calendar.etag",
+    "calendar.created_at", "calendar.updated_at",
 )  # fmt: skip
 # The default of `wait` would only wait, and without `validate_only` a valid request is written.
 _SKIPPED = {("wait", "missing"), ("wait", "nothing in it"), ("validate_only", "missing")}
@@ -69,11 +70,6 @@ _UNSERVED = {
     "RunService.DiscardRun",
     "RunService.BatchUpdateRuns",
     "RunService.ExplainRun",
-    "AdminService.CreateCalendar",
-    "AdminService.GetCalendar",
-    "AdminService.ListCalendars",
-    "AdminService.UpdateCalendar",
-    "AdminService.DeleteCalendar",
     "AdminService.DrainWorker",
     "AdminService.CreateApiKey",
     "AdminService.ListApiKeys",
@@ -87,6 +83,7 @@ _WRITERS = (
     "RunService.BatchEnqueueRuns",
     "AdminService.CreateTenant",
     "AdminService.CreateQueue",
+    "AdminService.CreateCalendar",
 )
 
 

@@ -206,13 +206,3 @@ async def test_missing_jobs_are_not_found(server: DefinitionServer) -> None:
         seen = await refusal(server.jobs.GetJob(pb.GetJobRequest(name=name, version=version)))
         assert (seen.code, seen.reason) == (grpc.StatusCode.NOT_FOUND, "JOB_NOT_FOUND")
         assert seen.resource == name
-
-
-async def test_what_is_not_served_says_so(server: DefinitionServer) -> None:
-    for call in (
-        server.jobs.BackfillJob(pb.BackfillJobRequest()),
-        server.jobs.ListFires(pb.ListFiresRequest()),
-    ):
-        seen = await refusal(call)
-        assert seen.code is grpc.StatusCode.UNIMPLEMENTED
-        assert "is not served by this version" in seen.message

@@ -52,7 +52,7 @@ async def test_a_fire_that_meets_a_running_run_and_an_act_on_that_run(
     (QUEUE_ONE, ["fire", "relabel"]),
     (QUEUE_ALL, ["fire", "pause", "delete"]),
     (ALLOW, ["fire", "enqueue", "pause", "slow down", "relabel", "delete"]),
-    (CANCEL_PREVIOUS, ["fire", "enqueue", "pause", "delete"]),
+    (CANCEL_PREVIOUS, ["fire", "pause", "delete"]),
 )
 async def test_a_fire_that_meets_a_running_run_and_an_act_on_the_job(
     world: World, policy: OverlapPolicy, acts: Sequence[str]
@@ -97,4 +97,8 @@ async def test_the_end_of_a_run_the_promoter_and_a_third_act(
 ) -> None:
     async with waiting(world, policy) as scene:
         assert await scene.play(*acts) > 1
+
+
+async def test_two_promoters(world: World) -> None:
+    async with waiting(world, QUEUE_ALL) as scene:
         assert await scene.play("sweep", "sweep") > 1

@@ -195,9 +195,6 @@ async def test_methods_of_later_versions_are_refused(database_url: str) -> None:
             server.runs.DiscardRun(run_service_pb2.DiscardRunRequest()),
             server.runs.BatchUpdateRuns(run_service_pb2.BatchUpdateRunsRequest()),
             server.runs.ExplainRun(run_service_pb2.ExplainRunRequest()),
-            server.runs.GetOperation(run_service_pb2.GetOperationRequest()),
-            server.runs.ListOperations(run_service_pb2.ListOperationsRequest()),
-            server.runs.StopOperation(run_service_pb2.StopOperationRequest()),
             server.runs.WatchRuns(run_service_pb2.WatchRunsRequest()).read(),
         ):
             assert "not served" in (await refusal(call)).message

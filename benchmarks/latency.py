@@ -26,6 +26,8 @@ async def stamp(asked_at: float) -> None:
 worker.run()
 """
 
+_WARM = 50
+
 
 async def main() -> None:
     """Percentiles in milliseconds."""
@@ -41,16 +43,15 @@ async def main() -> None:
             )
             assert worker.stdout is not None
             lines = worker.stdout
-            # The first runs warm connections, plans and caches; they are not counted.
-            waits: list[float] = []
-            for number in range(options.runs + 50):
+            # The first runs wait for the worker to start, and warm plans and caches.
+            for _ in range(_WARM):
                 await client.enqueue(job.name, payload=time.monotonic())
-                if number >= 50:
-                    await asyncio.sleep(0.02)
-            for number in range(options.runs + 50):
-                line = await asyncio.to_thread(lines.readline)
-                if number >= 50:
-                    waits.append(float(line))
+            for _ in range(_WARM):
+                await asyncio.to_thread(lines.readline)
+            for _ in range(options.runs):
+                await client.enqueue(job.name, payload=time.monotonic())
+                await asyncio.sleep(0.02)
+            waits = [float(await asyncio.to_thread(lines.readline)) for _ in range(options.runs)]
             worker.terminate()
             await asyncio.to_thread(worker.wait, 30)
     print(

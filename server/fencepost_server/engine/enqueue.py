@@ -81,7 +81,8 @@ class Enqueues:
         StorageUnavailable with nothing made as far as known.
         """
         batch = _Batch(await self._catalogue.tenant_id(origin.tenant))
-        copies = _share_request_ids(entries, batch)
+        copies, refused = requests.repeated([entry.request for entry in entries])
+        batch.outcomes.update(refused)
         fresh = [
             index
             for index in range(len(entries))
@@ -242,21 +243,3 @@ def _record(key: RunKey, run: NewRun, target: Row, spec: RunSpec, origin: Origin
         concurrency_key=run.concurrency_key or "",
         trace_context=origin.trace_context,
     )
-
-
-def _share_request_ids(entries: Sequence[EnqueueEntry], batch: _Batch) -> dict[int, int]:
-    """Entries that repeat an earlier one of the batch, by position of the first; those that
-    repeat only its id are refused."""
-    firsts: dict[str, int] = {}
-    copies: dict[int, int] = {}
-    for index, entry in enumerate(entries):
-        if entry.request is None:
-            continue
-        first = firsts.setdefault(entry.request.request_id, index)
-        if first == index:
-            continue
-        if entries[first].request == entry.request:
-            copies[index] = first
-        else:
-            batch.outcomes[index] = requests.reused(entry.request.request_id)
-    return copies

@@ -108,7 +108,8 @@ class JobCreation:
         tenant_id = await self._catalogue.tenant_id(origin.tenant)
         names = [entry.job_name or _pick_name() for entry in entries]
         batch = _Batch(tenant=origin.tenant, tenant_id=tenant_id, names=names)
-        copies = _share_request_ids(entries, batch)
+        copies, refused = requests.repeated([entry.request for entry in entries])
+        batch.outcomes.update(refused)
         await self._prepare(origin, entries, batch, copies)
         scope = RequestScope(tenant_id=tenant_id, method=method)
         if not validate_only:
@@ -315,26 +316,6 @@ async def _hold_calendars(connection: Connection, batch: _Batch) -> dict[str, in
             batch.outcomes[index] = calendar_not_found(batch.tenant, missing[0])
             del batch.rows[index]
     return held
-
-
-def _share_request_ids(entries: Sequence[JobEntry], batch: _Batch) -> dict[int, int]:
-    """Entries that repeat an earlier one of the same batch, by position of the first.
-
-    Those that repeat only the id are refused.
-    """
-    firsts: dict[str, int] = {}
-    copies: dict[int, int] = {}
-    for index, entry in enumerate(entries):
-        if entry.request is None:
-            continue
-        first = firsts.setdefault(entry.request.request_id, index)
-        if first == index:
-            continue
-        if entries[first].request == entry.request:
-            copies[index] = first
-        else:
-            batch.outcomes[index] = requests.reused(entry.request.request_id)
-    return copies
 
 
 def _request_keys(entries: Sequence[JobEntry], batch: _Batch) -> dict[int, RequestKey]:

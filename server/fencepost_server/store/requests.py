@@ -106,6 +106,27 @@ async def _answers(
     }
 
 
+def repeated(
+    keys: Sequence[RequestKey | None],
+) -> tuple[dict[int, int], dict[int, RequestIdReused]]:
+    """Entries of one batch that repeat an earlier one, by position of the first of them; and
+    the refusals of those that repeat only its id."""
+    firsts: dict[str, tuple[int, RequestKey]] = {}
+    copies: dict[int, int] = {}
+    refused: dict[int, RequestIdReused] = {}
+    for index, key in enumerate(keys):
+        if key is None:
+            continue
+        first, before = firsts.setdefault(key.request_id, (index, key))
+        if first == index:
+            continue
+        if before == key:
+            copies[index] = first
+        else:
+            refused[index] = reused(key.request_id)
+    return copies, refused
+
+
 def reused(request_id: str, *, field: str = "request_id") -> RequestIdReused:
     """The refusal of an id that came before with another body."""
     return RequestIdReused(

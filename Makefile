@@ -28,7 +28,7 @@ dev: setup ## start Postgres, server, scheduler, demo worker and demo jobs (ARGS
 
 .PHONY: test
 test: setup ## all tests, against a real Postgres that the tests start (ARGS="-k name" picks some)
-	$(BIN)/pytest -n 2 --dist loadfile $(ARGS)
+	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
 .PHONY: test-unit
 test-unit: setup ## the tests that need no service: seconds

@@ -13,8 +13,6 @@ from tests.architecture.sources import MIGRATIONS, SQL_FILES, Block, Use, blocks
 
 # Takes runs back that the same transaction has made under keys of ended ones.
 _UNDOES = {"withdraw_enqueued"}
-# Still to be renamed in one of their two files: logs of slow statements cannot tell them apart.
-_TWICE = {"find_job_by_id", "find_job_by_name"}
 # Where a state as a parameter costs most.
 _HOT = {"firing", "claims", "leases", "outcomes", "settle", "enqueue"}
 # Belong to what a later version serves.
@@ -37,7 +35,7 @@ def test_the_sources_are_found() -> None:
 
 def test_names_are_unique_over_all_files() -> None:
     counts = Counter(block.name for block in blocks())
-    assert {name for name, count in counts.items() if count > 1} == _TWICE
+    assert {name for name, count in counts.items() if count > 1} == set()
 
 
 @pytest.mark.parametrize("block", blocks(), ids=_named)

@@ -5,15 +5,17 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from fencepost_server.clock import MINUTE
+from fencepost_server.clock import HOUR, MINUTE, Instant, to_datetime
 from fencepost_server.domain.run import LOST_LEASE_WAIT_MAX, RunKey
 from fencepost_server.domain.schedule import OverlapPolicy
+from fencepost_server.engine.backfill import BackfillAsked, Operations
+from fencepost_server.engine.backfill_steps import BackfillSteps
 from fencepost_server.engine.claims import Claimed
 from fencepost_server.engine.lifecycle import Judged, Verdict
 from fencepost_server.policy.outcome import Failed
 
 from tests.factories import NOON, every, job_spec
-from tests.integration.gated_engine import Engine, engines
+from tests.integration.gated_engine import NAME, Engine, engines
 from tests.integration.interleavings import Actor, Interleavings, Stage
 from tests.integration.run_invariants import Invariants
 from tests.integration.saved_rows import restore_rows, save_rows
@@ -141,6 +143,18 @@ async def waiting(world: World, policy: OverlapPolicy) -> AsyncIterator[Scene]:
 
 
 @asynccontextmanager
+async def freed(world: World, policy: OverlapPolicy) -> AsyncIterator[Scene]:
+    """As `waiting`, but the first run has ended and nobody has looked at the second since."""
+    job_id = await _add_job(world, policy)
+    claimed = await _start_first(world)
+    await world.scheduler.fire_due()
+    await world.pass_time(MINUTE)
+    await world.report(claimed[0])
+    async with _scene(world, policy, job_id, claimed) as scene:
+        yield scene
+
+
+@asynccontextmanager
 async def lost(world: World, policy: OverlapPolicy) -> AsyncIterator[Scene]:
     """The lease of the first run is lost: it is due for another attempt, and the worker of
     the first may still report."""
@@ -163,6 +177,32 @@ async def paused(world: World, policy: OverlapPolicy) -> AsyncIterator[Scene]:
         yield scene
 
 
+@asynccontextmanager
+async def backfilled(world: World, policy: OverlapPolicy) -> AsyncIterator[Scene]:
+    """As `running`, and the run of a backfill, for the minute before the first fire, waits."""
+    job_id = await _add_job(world, policy)
+    await world.raw.execute("UPDATE fencepost.jobs SET created_at = $1", to_datetime(NOON - HOUR))
+    claimed = await _start_first(world)
+    operations = Operations(database=world.database, catalogue=world.catalogue)
+    asked = BackfillAsked(
+        name=NAME,
+        since=NOON - MINUTE,
+        until=NOON,
+        rate=1.0,
+        max_runs=1,
+        allows_overlap=False,
+        reason="",
+        dry_run=False,
+        request=None,
+    )
+    await operations.backfill(asked, now=world.now, encode=lambda _: b"")
+    steps = BackfillSteps(database=world.database, clock=world.database.clock, wake=world.woken)
+    assert await steps.step()
+    assert (await world.runs_of(job_id))[0] == (-60, "blocked", "backfill")
+    async with _scene(world, policy, job_id, claimed, first=NOON - MINUTE) as scene:
+        yield scene
+
+
 async def _add_job(world: World, policy: OverlapPolicy) -> str:
     spec = job_spec(every(MINUTE, overlap=policy))
     return await world.add_job(spec=spec, next_run_at=NOON)
@@ -178,14 +218,19 @@ async def _start_first(world: World) -> Sequence[Claimed]:
 
 @asynccontextmanager
 async def _scene(
-    world: World, policy: OverlapPolicy, job_id: str, runs: Sequence[Claimed]
+    world: World,
+    policy: OverlapPolicy,
+    job_id: str,
+    runs: Sequence[Claimed],
+    *,
+    first: Instant = NOON,
 ) -> AsyncIterator[Scene]:
     await save_rows(world.raw)
     async with engines(world, _ACTORS_MAX) as all_engines:
         yield Scene(
             world=world,
             engines=all_engines,
-            invariants=Invariants(world=world, policy=policy, first=NOON),
+            invariants=Invariants(world=world, policy=policy, first=first),
             job_id=job_id,
             runs=runs,
         )

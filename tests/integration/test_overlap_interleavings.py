@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import pytest
 from fencepost_server.domain.schedule import OverlapPolicy
 
-from tests.integration.overlap_scenes import idle, running, waiting
+from tests.integration.overlap_scenes import backfilled, freed, idle, running, waiting
 from tests.integration.world import World
 
 SKIP, QUEUE_ONE, QUEUE_ALL, ALLOW, CANCEL_PREVIOUS = (
@@ -62,21 +62,14 @@ async def test_a_fire_that_meets_a_running_run_and_an_act_on_the_job(
             assert await scene.play("fire", act) > 1
 
 
-@under(
-    (SKIP, ["fire", "fire", "succeed"]),
-    (ALLOW, ["fire", "fire", "succeed"]),
-    (CANCEL_PREVIOUS, ["fire", "succeed", "sweep"]),
-)
-async def test_a_fire_the_end_of_the_run_before_it_and_a_third_act(
-    world: World, policy: OverlapPolicy, acts: Sequence[str]
-) -> None:
-    async with running(world, policy) as scene:
-        assert await scene.play(*acts) > 1
+async def test_a_fire_the_end_of_the_run_before_it_and_the_promoter(world: World) -> None:
+    async with running(world, CANCEL_PREVIOUS) as scene:
+        assert await scene.play("fire", "succeed", "sweep") > 1
 
 
 @under(
     (QUEUE_ONE, ["sweep", "cancel second", "cancel", "succeed"]),
-    (QUEUE_ALL, ["sweep", "fire", "reap", "delete"]),
+    (QUEUE_ALL, ["sweep", "fire", "delete"]),
     (CANCEL_PREVIOUS, ["sweep", "fire", "give up", "cancel second"]),
 )
 async def test_a_fire_that_meets_a_waiting_run_and_another_act(
@@ -88,7 +81,6 @@ async def test_a_fire_that_meets_a_waiting_run_and_another_act(
 
 
 @under(
-    (QUEUE_ONE, ["fire", "succeed", "sweep"]),
     (QUEUE_ALL, ["succeed", "sweep", "claim"]),
     (CANCEL_PREVIOUS, ["succeed", "sweep", "cancel second"]),
 )
@@ -99,6 +91,16 @@ async def test_the_end_of_a_run_the_promoter_and_a_third_act(
         assert await scene.play(*acts) > 1
 
 
+async def test_the_promoter_and_a_fire_that_meets_the_run_it_frees(world: World) -> None:
+    async with freed(world, QUEUE_ONE) as scene:
+        assert await scene.play("fire", "sweep") > 1
+
+
 async def test_two_promoters(world: World) -> None:
     async with waiting(world, QUEUE_ALL) as scene:
         assert await scene.play("sweep", "sweep") > 1
+
+
+async def test_a_waiting_run_of_a_backfill_a_fire_and_the_promoter(world: World) -> None:
+    async with backfilled(world, QUEUE_ALL) as scene:
+        assert await scene.play("fire", "succeed", "sweep") > 1

@@ -141,11 +141,11 @@ async def find_job(connection: Connection, tenant_id: int, name: RunName) -> str
     """The id of the job that a run's name means; by id also after its deletion."""
     if name.is_id:
         row = await connection.fetch_one(
-            _SQL["find_job_by_id"], tenant_id=tenant_id, job_id=name.job
+            _SQL["find_job_of_run_by_id"], tenant_id=tenant_id, job_id=name.job
         )
     else:
         row = await connection.fetch_one(
-            _SQL["find_job_by_name"], tenant_id=tenant_id, name=name.job
+            _SQL["find_job_of_run_by_name"], tenant_id=tenant_id, name=name.job
         )
     return None if row is None else str(row["job_id"])
 

@@ -1,10 +1,10 @@
--- name: find_job_by_name
+-- name: find_job_of_run_by_name
 -- The job that a run's name means while the job exists.
 SELECT j.job_id FROM fencepost.jobs AS j
 WHERE j.tenant_id = @tenant_id AND j.name = @name AND j.deleted_at IS NULL;
 
--- name: find_job_by_id
--- As find_job_by_name; the id is good also after the job's deletion.
+-- name: find_job_of_run_by_id
+-- As find_job_of_run_by_name; the id is good also after the job's deletion.
 SELECT j.job_id FROM fencepost.jobs AS j WHERE j.tenant_id = @tenant_id AND j.job_id = @job_id;
 
 -- name: live_state

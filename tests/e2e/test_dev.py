@@ -118,6 +118,11 @@ def test_demo_runs_is_listed_drains_and_keeps_its_data(postgres_dir: Path, port:
         watched = first.call("run", "hello", "--watch", "--timeout", "30s")
         assert watched.returncode == 0, watched.stderr
         assert "succeeded" in watched.stdout
+        created = first.call("jobs", "create", "mine", "--kind", "demo.hello", "--every", "1h")
+        assert created.returncode == 0, created.stderr
+        own = first.call("run", "mine", "--watch", "--timeout", "30s")
+        assert own.returncode == 0, f"a job without a payload: {own.stdout}{own.stderr}"
+        assert first.call("jobs", "delete", "mine", "--yes").returncode == 0
         run_name = json.loads(first.call("runs", "list", "hello", "-o", "json").stdout)
         shown = first.call("runs", "get", run_name["runs"][-1]["name"])
         assert shown.returncode == 0, shown.stderr

@@ -15,9 +15,11 @@ def build_worker(address: str) -> Worker:
     worker = Worker(Client(address), queues=["default"], slots=10, display_name="demo")
 
     @worker.handler("demo.hello")
-    async def hello(payload: dict[str, str], context: Context) -> str:
-        context.logger.info("hello, %s", payload.get("name", "world"))
-        return f"hello, {payload.get('name', 'world')}"
+    async def hello(payload: dict[str, str] | None, context: Context) -> str:
+        # People try it with jobs of their own, which need not have a payload.
+        name = (payload or {}).get("name", "world")
+        context.logger.info("hello, %s", name)
+        return f"hello, {name}"
 
     @worker.handler("demo.flaky")
     async def flaky(payload: object, context: Context) -> str:

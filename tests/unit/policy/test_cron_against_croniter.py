@@ -1,5 +1,5 @@
 """croniter, the Python library most people know, gives the same fires, but where we decided
-otherwise. Each difference is a row here with its reason, and a row of docs/time.md.
+otherwise. Each difference is a row here with its reason, and a row of docs/time-details.md.
 """
 
 import random

@@ -1,4 +1,4 @@
-"""What docs/time.md promises is what the code does: its nights, its H, its differences."""
+"""What the pages on time promise is what the code does: nights, H, differences from croniter."""
 
 import re
 from datetime import datetime
@@ -14,7 +14,8 @@ from fencepost_server.policy.cron_parse import parse_cron
 
 from tests.unit.policy.test_cron_against_croniter import DIFFERENCES
 
-PAGE = (Path(__file__).parents[3] / "docs" / "time.md").read_text("utf-8")
+DOCS = Path(__file__).parents[3] / "docs"
+PAGE = "\n".join((DOCS / name).read_text("utf-8") for name in ("time.md", "time-details.md"))
 GAP_NIGHT = "2027-03-28T00:00Z"
 FOLD_NIGHT = "2027-10-31T00:00Z"
 

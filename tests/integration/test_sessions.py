@@ -173,7 +173,7 @@ async def test_what_a_broken_stream_held_goes_back(
         await server.enqueue(100)
         async with server.session(credit=100, read=False) as session:
             await server.until(_RUNNING, want=100)
-            session.read()
+            session.read(ahead=1)
             await session.hear("welcome")
             (received,) = await session.runs(1)
             await session.beat([held(received)])

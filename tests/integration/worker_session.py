@@ -28,9 +28,11 @@ class WorkerSession:
         self._error: grpc.aio.AioRpcError | None = None
         self._reader: asyncio.Task[None] | None = None
 
-    def read(self) -> None:
-        """Begin to take messages from the stream."""
+    def read(self, *, ahead: int = 0) -> None:
+        """Begin to take messages from the stream, at most `ahead` (0: any number) of them
+        before the test asks for one."""
         if self._reader is None:
+            self._inbox = asyncio.Queue(ahead)
             self._reader = asyncio.create_task(self._read())
 
     async def say(self, **values: Any) -> None:
@@ -123,17 +125,21 @@ class WorkerSession:
     async def close(self) -> None:
         """Leave nothing behind."""
         self.call.cancel()
-        if self._reader is not None:
-            await self._reader
+        while self._reader is not None and not self._reader.done():
+            # A reader that may not read ahead waits for somebody to take what it has.
+            while not self._inbox.empty():
+                self._inbox.get_nowait()
+            await asyncio.wait({self._reader}, timeout=0.02)
 
     async def _read(self) -> None:
         try:
             while (message := await self.call.read()) is not grpc.aio.EOF:
-                self._inbox.put_nowait(message)
+                await self._inbox.put(message)
         except grpc.aio.AioRpcError as error:
             self._error = error
         except asyncio.CancelledError:
             # The call was cancelled by this side; the reader itself never is.
             if not self.call.cancelled():
                 raise
-        self._inbox.put_nowait(None)
+        if not self._inbox.full():
+            self._inbox.put_nowait(None)

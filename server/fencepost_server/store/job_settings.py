@@ -30,6 +30,8 @@ class JobSettings:
     lease_s: int
     cancel_grace_s: int
     attempt_timeout_s: int
+    queue_timeout_s: int | None
+    total_timeout_s: int | None
     max_in_flight: int | None
     concurrency_key: str | None
 
@@ -60,6 +62,12 @@ class JobSettings:
             lease_s=_seconds(limits.lease_ttl),
             cancel_grace_s=_seconds(limits.cancel_grace),
             attempt_timeout_s=_seconds(limits.attempt_timeout),
+            queue_timeout_s=None
+            if limits.queue_timeout is None
+            else _seconds(limits.queue_timeout),
+            total_timeout_s=None
+            if limits.total_timeout is None
+            else _seconds(limits.total_timeout),
             max_in_flight=limits.max_in_flight,
             concurrency_key=limits.concurrency_key or None,
         )

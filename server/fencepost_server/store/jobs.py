@@ -125,6 +125,8 @@ async def insert(
         attempt_timeout_ss=[job.settings.attempt_timeout_s for job in jobs],
         max_in_flights=[job.settings.max_in_flight for job in jobs],
         concurrency_keys=[job.settings.concurrency_key for job in jobs],
+        queue_timeout_ss=[job.settings.queue_timeout_s for job in jobs],
+        total_timeout_ss=[job.settings.total_timeout_s for job in jobs],
     )
     made = {str(row["job_id"]) for row in rows}
     await mark_capped(connection, (job.settings for job in jobs if job.job_id in made))

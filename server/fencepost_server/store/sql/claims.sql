@@ -39,6 +39,8 @@ WITH candidates AS MATERIALIZED (
             WHERE q.queue_id = @queue_id AND q.kind_id = l.kind_id AND q.priority = l.priority
               AND q.state IN ('queued', 'retrying')
               AND q.available_at > @after AND q.available_at <= @now
+              AND (q.wait_until IS NULL OR q.wait_until > @now)
+              AND (q.total_until IS NULL OR q.total_until > @now)
             ORDER BY q.available_at
             LIMIT @runs_max
             FOR UPDATE SKIP LOCKED
@@ -96,6 +98,8 @@ WITH candidate AS MATERIALIZED (
     FROM fencepost.run_queue AS q
     WHERE q.job_id = @job_id AND q.scheduled_at = @scheduled_at
       AND q.state IN ('queued', 'retrying') AND q.available_at <= @now
+      AND (q.wait_until IS NULL OR q.wait_until > @now)
+      AND (q.total_until IS NULL OR q.total_until > @now)
       AND fencepost.clock_agrees(@now)
     FOR UPDATE
 ), claimed AS (

@@ -29,7 +29,7 @@ WITH due AS MATERIALIZED (
                s.after_completion, s.jitter_s, s.has_calendars, s.misfire_after_s,
                s.misfire_window_s, s.max_in_flight, s.misfire, s.overlap,
                s.partition_id, s.priority, s.lease_s, s.cancel_grace_s, s.attempt_timeout_s,
-               s.concurrency_key
+               s.queue_timeout_s, s.total_timeout_s, s.concurrency_key
         FROM fencepost.job_schedules AS s
         WHERE s.partition_id = p.partition_id
           AND s.next_run_at IS NOT NULL AND NOT s.paused
@@ -113,18 +113,20 @@ WITH due AS MATERIALIZED (
     INSERT INTO fencepost.run_queue
         (job_id, scheduled_at, available_at, created_at, tenant_id, queue_id, kind_id, version,
          state, origin, priority, lease_s, cancel_grace_s, attempt_timeout_s, serial,
-         max_in_flight, concurrency_key)
-    SELECT job_id, next_run_at,
-           greatest(fencepost.jittered(
-                        job_id, next_run_at, jitter_s,
-                        CASE WHEN following_at < coalesce(end_at, 'infinity') THEN following_at END),
-                    @now, placed_at),
-           @now, tenant_id, queue_id, kind_id, version, 'queued',
+         max_in_flight, concurrency_key, queue_timeout_s, wait_until, total_until)
+    SELECT job_id, next_run_at, free_at, @now, tenant_id, queue_id, kind_id, version, 'queued',
            CASE WHEN is_late THEN 'catch_up'::fencepost.run_origin ELSE 'schedule' END,
            priority, lease_s, cancel_grace_s, attempt_timeout_s,
            overlap IN ('queue_one', 'queue_all', 'cancel_previous') OR after_completion,
-           max_in_flight, concurrency_key
-    FROM released
+           max_in_flight, concurrency_key, queue_timeout_s,
+           free_at + queue_timeout_s * interval '1 second',
+           free_at + total_timeout_s * interval '1 second'
+    FROM (SELECT r.*, greatest(fencepost.jittered(
+                          job_id, next_run_at, jitter_s,
+                          CASE WHEN following_at < coalesce(end_at, 'infinity')
+                               THEN following_at END),
+                      @now, placed_at) AS free_at
+          FROM released AS r) AS r
     -- A key that is taken was fired already; one such job must not hold up the batch.
     ON CONFLICT (job_id, scheduled_at) DO NOTHING
 )

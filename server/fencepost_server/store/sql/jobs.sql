@@ -11,12 +11,13 @@ WITH entries AS MATERIALIZED (
         @after_completions::boolean[], @jitter_ss::int[], @misfire_after_ss::int[], @misfire_window_ss::int[], @max_in_flights::int[],
         @misfires::text[], @overlaps::text[], @partition_ids::smallint[], @priorities::smallint[],
         @lease_ss::smallint[], @cancel_grace_ss::smallint[], @attempt_timeout_ss::int[],
-        @paused::boolean[], @pause_reasons::text[], @concurrency_keys::text[]
+        @paused::boolean[], @pause_reasons::text[], @concurrency_keys::text[],
+        @queue_timeout_ss::int[], @total_timeout_ss::int[]
     ) WITH ORDINALITY AS e (
         job_id, name, spec, payload, next_run_at, end_at, max_fires, queue_id, kind_id,
         schedule_id, every_s, after_completion, jitter_s, misfire_after_s, misfire_window_s,
         max_in_flight, misfire, overlap, partition_id, priority, lease_s, cancel_grace_s, attempt_timeout_s, paused, pause_reason,
-        concurrency_key, ordinal
+        concurrency_key, queue_timeout_s, total_timeout_s, ordinal
     )
 ), made AS (
     INSERT INTO fencepost.jobs
@@ -33,12 +34,12 @@ WITH entries AS MATERIALIZED (
         (job_id, next_run_at, end_at, max_fires, tenant_id, queue_id, kind_id, version,
          schedule_id, every_s, after_completion, jitter_s, misfire_after_s, misfire_window_s, max_in_flight, misfire, overlap,
          partition_id, priority, lease_s, cancel_grace_s, attempt_timeout_s, paused,
-         concurrency_key)
+         concurrency_key, queue_timeout_s, total_timeout_s)
     SELECT job_id, next_run_at, end_at, max_fires, @tenant_id, queue_id, kind_id, 1,
            schedule_id, every_s, after_completion, jitter_s, misfire_after_s, misfire_window_s, max_in_flight,
            misfire::fencepost.misfire_action, overlap::fencepost.overlap_policy,
            partition_id, priority, lease_s, cancel_grace_s, attempt_timeout_s, paused,
-           concurrency_key
+           concurrency_key, queue_timeout_s, total_timeout_s
     FROM entries JOIN made USING (job_id)
 )
 SELECT job_id FROM made;
@@ -161,7 +162,8 @@ SET version = @version,
     max_in_flight = @max_in_flight, misfire = @misfire::text::fencepost.misfire_action,
     overlap = @overlap::text::fencepost.overlap_policy, priority = @priority, lease_s = @lease_s,
     cancel_grace_s = @cancel_grace_s, attempt_timeout_s = @attempt_timeout_s,
-    concurrency_key = @concurrency_key
+    concurrency_key = @concurrency_key, queue_timeout_s = @queue_timeout_s,
+    total_timeout_s = @total_timeout_s
 WHERE job_id = @job_id::uuid;
 
 -- name: set_paused

@@ -147,11 +147,13 @@ WHERE s.job_id = @job_id::uuid AND s.scheduled_at = ANY (@scheduled_ats::timesta
 INSERT INTO fencepost.run_queue
     (job_id, scheduled_at, available_at, created_at, tenant_id, queue_id, kind_id, version, state,
      origin, priority, lease_s, cancel_grace_s, attempt_timeout_s, serial, max_in_flight,
-     concurrency_key)
+     concurrency_key, queue_timeout_s, wait_until, total_until)
 SELECT s.job_id, f.scheduled_at, @now, @now, s.tenant_id, s.queue_id, s.kind_id, s.version,
        CASE WHEN f.place <= @queued_max::int THEN 'queued'::fencepost.run_state ELSE 'blocked' END,
        'backfill', s.priority, s.lease_s, s.cancel_grace_s, s.attempt_timeout_s, true,
-       s.max_in_flight, s.concurrency_key
+       s.max_in_flight, s.concurrency_key, s.queue_timeout_s,
+       @now::timestamptz + s.queue_timeout_s * interval '1 second',
+       @now::timestamptz + s.total_timeout_s * interval '1 second'
 FROM unnest(@scheduled_ats::timestamptz[]) WITH ORDINALITY AS f (scheduled_at, place)
 CROSS JOIN fencepost.job_schedules AS s
 WHERE s.job_id = @job_id::uuid

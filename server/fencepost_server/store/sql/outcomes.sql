@@ -24,19 +24,20 @@ WITH ends AS MATERIALIZED (
               q.snooze_count, q.replay_count, q.origin, q.priority, q.worker_id,
               q.concurrency_key, q.payload, q.labels, coalesce(e.progress, q.progress) AS progress,
               e.result, q.last_failure, q.failure_code, e.timings, q.cancel_cause,
-              q.cancel_reason, q.trace_context, q.serial, q.state = 'retrying' AS is_late
+              q.cancel_reason, q.trace_context, q.unique_key, q.serial,
+              q.state = 'retrying' AS is_late
 ), kept AS (
     INSERT INTO fencepost.job_runs
         (job_id, scheduled_at, available_at, created_at, first_claimed_at, claimed_at, ended_at,
          tenant_id, queue_id, kind_id, version, attempt, failure_count, lost_lease_count,
          snooze_count, replay_count, state, origin, priority, worker_id, concurrency_key, payload,
          labels, progress, result, last_failure, failure_code, timings, cancel_cause,
-         cancel_reason, trace_context)
+         cancel_reason, trace_context, unique_key)
     SELECT job_id, scheduled_at, available_at, created_at, first_claimed_at, claimed_at, @now,
            tenant_id, queue_id, kind_id, version, attempt, failure_count, lost_lease_count,
            snooze_count, replay_count, 'succeeded', origin, priority, worker_id, concurrency_key,
            payload, labels, progress, result, last_failure, failure_code, timings, cancel_cause,
-           cancel_reason, trace_context
+           cancel_reason, trace_context, unique_key
     FROM gone
     WHERE scheduled_at >= (SELECT history_from FROM fencepost.shard_state)
       AND scheduled_at < (SELECT history_until FROM fencepost.shard_state)
@@ -46,12 +47,12 @@ WITH ends AS MATERIALIZED (
          tenant_id, queue_id, kind_id, version, attempt, failure_count, lost_lease_count,
          snooze_count, replay_count, state, origin, priority, worker_id, concurrency_key, payload,
          labels, progress, result, last_failure, failure_code, timings, cancel_cause,
-         cancel_reason, trace_context)
+         cancel_reason, trace_context, unique_key)
     SELECT job_id, scheduled_at, available_at, created_at, first_claimed_at, claimed_at, @now,
            tenant_id, queue_id, kind_id, version, attempt, failure_count, lost_lease_count,
            snooze_count, replay_count, 'succeeded', origin, priority, worker_id, concurrency_key,
            payload, labels, progress, result, last_failure, failure_code, timings, cancel_cause,
-           cancel_reason, trace_context
+           cancel_reason, trace_context, unique_key
     FROM gone
     WHERE scheduled_at < (SELECT history_from FROM fencepost.shard_state)
        OR scheduled_at >= (SELECT history_until FROM fencepost.shard_state)
@@ -85,6 +86,7 @@ FOR UPDATE OF q SKIP LOCKED;
 UPDATE fencepost.run_queue AS q
 SET state = b.state::fencepost.run_state,
     available_at = b.available_at,
+    wait_until = b.available_at + q.queue_timeout_s * interval '1 second',
     attempt_open = b.attempt_open,
     lease_until = NULL,
     failure_count = b.failure_count,
@@ -129,19 +131,19 @@ WITH gone AS (
               e.dead_reason::fencepost.dead_reason AS dead_reason,
               e.cancel_cause::fencepost.cancel_cause AS cancel_cause, e.cancel_reason,
               e.skip_reason::fencepost.skip_reason AS skip_reason, e.forced, q.trace_context,
-              q.serial
+              q.unique_key, q.serial
 ), buried AS (
     INSERT INTO fencepost.dead_letters
         (job_id, scheduled_at, available_at, created_at, first_claimed_at, claimed_at, ended_at,
          tenant_id, queue_id, kind_id, version, attempt, failure_count, lost_lease_count,
          snooze_count, replay_count, state, origin, priority, worker_id, concurrency_key, payload,
          labels, progress, last_failure, failure_code, dead_reason, cancel_cause, cancel_reason,
-         forced, trace_context)
+         forced, trace_context, unique_key)
     SELECT job_id, scheduled_at, available_at, created_at, first_claimed_at, claimed_at, @now,
            tenant_id, queue_id, kind_id, version, attempt, failure_count, lost_lease_count,
            snooze_count, replay_count, state, origin, priority, worker_id, concurrency_key,
            payload, labels, progress, last_failure, failure_code, dead_reason, cancel_cause,
-           cancel_reason, forced, trace_context
+           cancel_reason, forced, trace_context, unique_key
     FROM gone
     WHERE state = 'dead'
 ), kept AS (
@@ -150,12 +152,12 @@ WITH gone AS (
          tenant_id, queue_id, kind_id, version, attempt, failure_count, lost_lease_count,
          snooze_count, replay_count, state, origin, priority, worker_id, concurrency_key, payload,
          labels, progress, last_failure, failure_code, cancel_cause, cancel_reason, skip_reason,
-         forced, trace_context)
+         forced, trace_context, unique_key)
     SELECT job_id, scheduled_at, available_at, created_at, first_claimed_at, claimed_at, @now,
            tenant_id, queue_id, kind_id, version, attempt, failure_count, lost_lease_count,
            snooze_count, replay_count, state, origin, priority, worker_id, concurrency_key,
            payload, labels, progress, last_failure, failure_code, cancel_cause, cancel_reason,
-           skip_reason, forced, trace_context
+           skip_reason, forced, trace_context, unique_key
     FROM gone
     WHERE state <> 'dead'
       AND scheduled_at >= (SELECT history_from FROM fencepost.shard_state)
@@ -166,12 +168,12 @@ WITH gone AS (
          tenant_id, queue_id, kind_id, version, attempt, failure_count, lost_lease_count,
          snooze_count, replay_count, state, origin, priority, worker_id, concurrency_key, payload,
          labels, progress, last_failure, failure_code, cancel_cause, cancel_reason, skip_reason,
-         forced, trace_context)
+         forced, trace_context, unique_key)
     SELECT job_id, scheduled_at, available_at, created_at, first_claimed_at, claimed_at, @now,
            tenant_id, queue_id, kind_id, version, attempt, failure_count, lost_lease_count,
            snooze_count, replay_count, state, origin, priority, worker_id, concurrency_key,
            payload, labels, progress, last_failure, failure_code, cancel_cause, cancel_reason,
-           skip_reason, forced, trace_context
+           skip_reason, forced, trace_context, unique_key
     FROM gone
     WHERE state <> 'dead'
       AND (scheduled_at < (SELECT history_from FROM fencepost.shard_state)
@@ -235,7 +237,8 @@ WITH next AS (
            LIMIT 1) IS NOT TRUE
 )
 UPDATE fencepost.run_queue AS q
-SET state = 'queued', available_at = greatest(q.available_at, @now)
+SET state = 'queued', available_at = greatest(q.available_at, @now),
+    wait_until = greatest(q.available_at, @now) + q.queue_timeout_s * interval '1 second'
 FROM next AS n
 WHERE q.job_id = n.job_id AND q.scheduled_at = n.scheduled_at AND q.state = 'blocked'
 RETURNING q.queue_id, q.kind_id, q.priority;

@@ -75,16 +75,19 @@ WITH fires AS MATERIALIZED (
 INSERT INTO fencepost.run_queue
     (job_id, scheduled_at, available_at, created_at, tenant_id, queue_id, kind_id, version, state,
      origin, priority, lease_s, cancel_grace_s, attempt_timeout_s, serial, max_in_flight,
-     concurrency_key)
-SELECT f.job_id, f.scheduled_at,
-       greatest(fencepost.jittered(f.job_id, f.scheduled_at, s.jitter_s, f.following_at), @now,
-                f.placed_at),
-       @now, s.tenant_id, s.queue_id, s.kind_id, s.version, f.state::fencepost.run_state,
+     concurrency_key, queue_timeout_s, wait_until, total_until)
+SELECT f.job_id, f.scheduled_at, a.free_at, @now, s.tenant_id, s.queue_id, s.kind_id, s.version, f.state::fencepost.run_state,
        f.origin::fencepost.run_origin,
        s.priority, s.lease_s, s.cancel_grace_s, s.attempt_timeout_s, f.serial, s.max_in_flight,
-       s.concurrency_key
+       s.concurrency_key, s.queue_timeout_s,
+       a.free_at + s.queue_timeout_s * interval '1 second',
+       a.free_at + s.total_timeout_s * interval '1 second'
 FROM placed AS f
 JOIN fencepost.job_schedules AS s ON s.job_id = f.job_id
+CROSS JOIN LATERAL (
+    SELECT greatest(fencepost.jittered(f.job_id, f.scheduled_at, s.jitter_s, f.following_at),
+                    @now, f.placed_at) AS free_at
+) AS a
 ORDER BY f.job_id, f.scheduled_at
 ON CONFLICT (job_id, scheduled_at) DO NOTHING
 RETURNING job_id, scheduled_at, queue_id, kind_id, priority;

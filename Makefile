@@ -30,6 +30,10 @@ dev: setup ## start Postgres, server, scheduler, demo worker and demo jobs (ARGS
 test: setup ## all tests, against a real Postgres that the tests start (ARGS="-k name" picks some)
 	$(BIN)/pytest -n 2 --dist loadfile --no-loadscope-reorder $(ARGS)
 
+.PHONY: contention
+contention: setup ## many engines on the same runs for ten minutes, without a deadlock (FOR=60 for less)
+	FENCEPOST_CONTENTION_SECONDS=$(or $(FOR),600) $(BIN)/pytest tests/integration/test_contention.py --log-cli-level=INFO -q
+
 .PHONY: test-unit
 test-unit: setup ## the tests that need no service: seconds
 	$(BIN)/pytest tests/unit tests/architecture $(ARGS)

@@ -101,6 +101,6 @@ def fleet() -> Iterator[list[Process]]:
                 process.popen.wait()
 
 
-def start_worker(address: str, tenants: list[str]) -> Process:
-    """A worker of tests/e2e/soak_worker.py."""
-    return Process([sys.executable, str(WORKER), address, ",".join(tenants)])
+def start_worker(address: str, tenants: list[str], log: Path) -> Process:
+    """A worker of tests/e2e/soak_worker.py, which writes what it does to `log`."""
+    return Process([sys.executable, str(WORKER), address, ",".join(tenants), str(log)])

@@ -15,6 +15,10 @@ from fencepost.v1 import job_pb2, job_service_pb2, job_service_pb2_grpc, run_ser
 from fencepost.v1 import run_service_pb2_grpc as run_grpc
 from fencepost_server.store.migrate import migrate
 
+from tests.checker import invariants
+from tests.checker.history import read_history
+from tests.checker.recorder import record
+from tests.checker.worker_log import handled_as_recorded, read_worker_logs
 from tests.e2e.fleet import Process, Server, fleet, start_worker
 from tests.integration.own_postgres import OwnPostgres, own_postgres
 from tests.processes import descendants, is_running
@@ -173,7 +177,10 @@ def test_a_server_waits_for_its_database(storage: OwnPostgres) -> None:
         assert patient.stop() == 0
 
 
-def test_servers_share_a_queue_and_a_killed_ones_runs_are_finished(database_url: str) -> None:
+def test_servers_share_a_queue_and_a_killed_ones_runs_are_finished(
+    database_url: str, tmp_path: Path
+) -> None:
+    asyncio.run(record(database_url))
     asyncio.run(
         query(
             database_url,
@@ -184,7 +191,10 @@ def test_servers_share_a_queue_and_a_killed_ones_runs_are_finished(database_url:
         settings = {"FENCEPOST_LEASE_TTL_S": "15", "FENCEPOST_HEARTBEAT_INTERVAL_S": "5"}
         servers = [Server(database_url, **settings) for _ in range(2)]
         processes += servers
-        workers = [start_worker(each.address, ["default"]) for each in servers]
+        workers = [
+            start_worker(each.address, ["default"], tmp_path / str(number))
+            for number, each in enumerate(servers)
+        ]
         processes += workers
 
         async def work() -> None:
@@ -225,6 +235,12 @@ def test_servers_share_a_queue_and_a_killed_ones_runs_are_finished(database_url:
         assert [tuple(row) for row in by_worker] == [("succeeded", _RUNS)]
         assert workers[0].stop() == 0
         assert servers[0].stop() == 0
+    history = asyncio.run(read_history(database_url))
+    assert len(history.steps) == _RUNS
+    assert invariants.always(history) == []
+    assert invariants.all_ended(history) == []
+    assert handled_as_recorded(history, read_worker_logs(tmp_path)) == []
+    assert max(claim.attempt for claim in history.claims()) > 1, "the kill took nothing away"
 
 
 async def _until(dsn: str, sql: str, want: int) -> None:

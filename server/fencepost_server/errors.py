@@ -198,6 +198,24 @@ class RunTerminal(FencepostError):
     code, reason = Code.FAILED_PRECONDITION, "RUN_TERMINAL"
 
 
+class RunNotDead(FencepostError):
+    """Only a dead letter can be replayed or discarded."""
+
+    code, reason = Code.FAILED_PRECONDITION, "RUN_NOT_DEAD"
+
+
+class RunDiscarded(FencepostError):
+    """The dead letter was discarded, so it cannot be replayed."""
+
+    code, reason = Code.FAILED_PRECONDITION, "RUN_DISCARDED"
+
+
+class VersionNotKept(FencepostError):
+    """The job's version that a run was made with is not kept any more."""
+
+    code, reason = Code.FAILED_PRECONDITION, "VERSION_NOT_KEPT"
+
+
 class JobFinished(FencepostError):
     """The job will not fire again, so it cannot be paused or resumed."""
 
@@ -226,6 +244,13 @@ class ServerOverloaded(FencepostError):
     """The server sheds load."""
 
     code, reason = Code.RESOURCE_EXHAUSTED, "SERVER_OVERLOADED"
+    retryable = True
+
+
+class QuotaExceeded(FencepostError):
+    """A quota of the server or the tenant is used up, such as watchers of runs."""
+
+    code, reason = Code.RESOURCE_EXHAUSTED, "QUOTA_EXCEEDED"
     retryable = True
 
 

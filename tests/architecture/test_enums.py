@@ -15,7 +15,7 @@ from fencepost.v1 import (
 )
 from fencepost_server import errors
 from fencepost_server.domain import fire, job, operation, run, schedule
-from fencepost_server.engine import lifecycle
+from fencepost_server.engine import verdicts
 
 from tests.architecture.sources import MIGRATIONS
 
@@ -38,8 +38,8 @@ _SHARED: list[tuple[type[IntEnum], Any]] = [
     (operation.OperationAction, operation_pb2.OperationAction),
     (operation.OperationState, operation_pb2.OperationState),
     (operation.StopCause, operation_pb2.StopCause),
-    (lifecycle.Verdict, worker_pb2.Verdict),
-    (lifecycle.LeaseLostReason, worker_pb2.LeaseLostReason),
+    (verdicts.Verdict, worker_pb2.Verdict),
+    (verdicts.LeaseLostReason, worker_pb2.LeaseLostReason),
 ]
 _STORED = {
     "run_state": run.RunState,

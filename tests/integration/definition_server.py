@@ -1,6 +1,6 @@
 """A server of JobService and AdminService on a real socket, over a real database."""
 
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Collection, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,6 +20,7 @@ from fencepost_server.engine.backfill import Operations
 from fencepost_server.engine.forecast import Forecasts
 from fencepost_server.engine.jobs import Jobs
 from fencepost_server.engine.ledger import Ledger
+from fencepost_server.engine.wake import Affected
 from fencepost_server.store.admin import AdminStore
 from fencepost_server.store.calendars import CalendarStore
 from fencepost_server.store.catalogue import Catalogue
@@ -34,12 +35,20 @@ class Woken:
 
     partitions: list[set[int]] = field(default_factory=list)
     lane_hints: list[set[Lane]] = field(default_factory=list)
+    ended_jobs: set[str] = field(default_factory=set)
+    affected: set[Affected] = field(default_factory=set)
 
     def jobs(self, partition_ids: Iterable[int]) -> None:
         self.partitions.append(set(partition_ids))
 
     def lanes(self, lanes: Iterable[Lane], *, at: Instant = 0) -> None:
         self.lane_hints.append(set(lanes))
+
+    def ends(self, job_ids: Collection[str]) -> None:
+        self.ended_jobs.update(job_ids)
+
+    def attempts(self, affected: Collection[Affected]) -> None:
+        self.affected.update(affected)
 
 
 @dataclass(kw_only=True)

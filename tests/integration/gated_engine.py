@@ -6,8 +6,9 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 
-from fencepost_server.clock import MILLISECOND, MINUTE, SECOND
+from fencepost_server.clock import MILLISECOND, MINUTE, SECOND, Duration
 from fencepost_server.cluster.ownership import AllPartitions
+from fencepost_server.domain.calendar import CalendarContent
 from fencepost_server.domain.job import partition_of
 from fencepost_server.domain.names import JobName
 from fencepost_server.domain.run import RunKey
@@ -17,24 +18,28 @@ from fencepost_server.engine.claims import Claimed, Claimer
 from fencepost_server.engine.definition import Definition
 from fencepost_server.engine.enqueue import EnqueueEntry, Enqueues
 from fencepost_server.engine.firing import Scheduler
+from fencepost_server.engine.governor import Governor
 from fencepost_server.engine.job_creation import Origin
 from fencepost_server.engine.job_update import JobUpdate
 from fencepost_server.engine.jobs import Jobs
-from fencepost_server.engine.lifecycle import Held, Judged, Lifecycle, Renewal, Report
+from fencepost_server.engine.lifecycle import Lifecycle
 from fencepost_server.engine.promoter import Promoter
 from fencepost_server.engine.reaper import Reaper
 from fencepost_server.engine.specs import SpecCache
+from fencepost_server.engine.verdicts import Held, Judged, Renewal, Report
 from fencepost_server.errors import JobNotFound
 from fencepost_server.policy.outcome import Ending
+from fencepost_server.store.calendars import CalendarSettings, CalendarStore
 from fencepost_server.store.catalogue import Catalogue
 from fencepost_server.store.database import Database
 from fencepost_server.store.jobs import JobRecord
 
 from tests.integration.interleavings import Gate, GatedPool
 from tests.integration.ledger import Woken
-from tests.integration.world import TIMEOUT_FAILURE, World
+from tests.integration.world import TIMEOUT_FAILURES, World
 
 NAME = JobName(tenant="default", job="report")
+CALENDAR = "holidays"
 _PARTITION = partition_of(tenant=NAME.tenant, job_name=NAME.job)
 
 
@@ -70,14 +75,14 @@ class Engine:
         assert isinstance(outcome, bytes | JobNotFound), outcome
         return outcome
 
-    async def claim(self) -> list[Claimed]:
+    async def claim(self, *, capped: bool = False) -> list[Claimed]:
         """Everything ready in the default queue, up to 5 runs."""
         kinds = await self.catalogue.kind_ids(["send"])
         return await self.claimer.claim(
             await self.catalogue.queue_id("default", "default"),
             lanes={(kind_id, 0) for kind_id in kinds.values()},
             worker_ids=[self.world.worker_id] * 5,
-            is_capped=False,
+            is_capped=capped,
         )
 
     async def report(self, run: Claimed, ending: Ending | None = None) -> Judged:
@@ -91,18 +96,42 @@ class Engine:
         (renewal,) = await self.lifecycle.heartbeat([Held(run.key, run.attempt)])
         return renewal
 
+    async def release(self) -> int:
+        """Parked runs get their places, up to two of them."""
+        governor = Governor(
+            database=self.database, clock=self.database.clock, wake=Woken(), rate=1.0
+        )
+        return await governor._release([self.world.tenant_id], self.world.now)
+
     async def reap(self) -> int:
         """Lost leases and what is overdue are taken back."""
         return await self.reaper.reap()
+
+    async def expire(self) -> int:
+        """Waiting runs that are out of time are ended."""
+        return await self.reaper.expire()
 
     async def sweep(self) -> int:
         """Waiting runs are freed where they may be."""
         return await self.promoter.sweep()
 
-    async def cancel(self, key: RunKey) -> bool:
+    async def sweep_ends(self) -> int:
+        """Next fires are set where the end that they waited for has come."""
+        return await self.promoter.sweep_ends()
+
+    async def open_calendar(self) -> None:
+        """The calendar excludes nothing any more."""
+        open_days = CalendarSettings(description="", content=CalendarContent())
+        store = CalendarStore(database=self.database)
+        await store.update(self.world.tenant_id, CALENDAR, lambda _: open_days, now=self.world.now)
+
+    async def cancel(self, key: RunKey, *, grace: Duration | None = None) -> bool:
         """One run is cancelled, if it is live."""
         async with self.database.requests.transaction() as connection:
-            return await cancel_run(connection, key=key, reason="", grace=None, now=self.world.now)
+            effects = await cancel_run(
+                connection, key=key, reason="", grace=grace, now=self.world.now
+            )
+        return effects is not None
 
     async def pause(self) -> JobRecord | JobNotFound:
         """The job is paused."""
@@ -181,7 +210,7 @@ async def _engine(world: World) -> AsyncIterator[Engine]:
                 lifecycle=lifecycle,
                 specs=specs,
                 heartbeat_interval=10 * SECOND,
-                failure=TIMEOUT_FAILURE,
+                failures=TIMEOUT_FAILURES,
             ),
             promoter=Promoter(database=database, clock=clock, wake=wake),
             scheduler=Scheduler(
@@ -206,7 +235,8 @@ async def _engine(world: World) -> AsyncIterator[Engine]:
 def _half_as_often(job: JobRecord) -> Definition:
     schedule = job.spec.schedule
     assert schedule is not None
-    slower = replace(schedule, spec=IntervalSpec(every=2 * MINUTE))
+    assert isinstance(schedule.spec, IntervalSpec)
+    slower = replace(schedule, spec=replace(schedule.spec, every=2 * MINUTE))
     return Definition(spec=replace(job.spec, schedule=slower), payload=job.payload)
 
 

@@ -47,17 +47,23 @@ async def reset(dsn: str) -> None:
             TRUNCATE fencepost.jobs, fencepost.job_versions, fencepost.job_schedules,
                 fencepost.fire_skips, fencepost.run_queue, fencepost.job_runs,
                 fencepost.job_runs_stray, fencepost.dead_letters, fencepost.run_attempts,
+                fencepost.run_attempts_kept,
                 fencepost.workers, fencepost.requests, fencepost.claim_requests,
                 fencepost.operations, fencepost.catch_up_cursors,
+                fencepost.release_cursors, fencepost.forecast_groups,
                 fencepost.schedules, fencepost.schedule_fires, fencepost.kinds,
                 fencepost.job_calendars, fencepost.calendars, fencepost.zones,
-                fencepost.zone_moves;
-            DELETE FROM fencepost.queues WHERE name <> 'default';
+                fencepost.zone_moves, fencepost.run_keys, fencepost.run_changes CASCADE;
+            DELETE FROM fencepost.queues WHERE name <> 'default' OR tenant_id NOT IN (
+                SELECT tenant_id FROM fencepost.tenants WHERE name = 'default');
             UPDATE fencepost.queues SET paused = false, has_capped_jobs = false,
-                max_in_flight = NULL, max_in_flight_per_key = NULL;
+                max_in_flight = NULL, max_in_flight_per_key = NULL, rate_limit = NULL;
+            TRUNCATE fencepost.queue_limits;
             UPDATE fencepost.tenants SET max_in_flight = NULL;
             DELETE FROM fencepost.tenants WHERE name <> 'default';
-            UPDATE fencepost.shard_state SET tzdata_version = '';
+            UPDATE fencepost.shard_state SET tzdata_version = '', watched_until = '-infinity';
+            UPDATE fencepost.forecast_state SET count_id = 0, counted_at = NULL, next_at = DEFAULT;
+            UPDATE fencepost.firing_state SET fired_at = DEFAULT, firing_since = DEFAULT;
             """
         )
     finally:

@@ -8,6 +8,8 @@ from fencepost.v1 import (
     admin_service_pb2,
     job_pb2,
     job_service_pb2,
+    operation_pb2,
+    payload_pb2,
     run_service_pb2,
     schedule_pb2,
     worker_pb2,
@@ -52,7 +54,9 @@ def requests() -> dict[str, Any]:
     """A request per method that would do something, for methods that do anything."""
     jobs, runs, admin = job_service_pb2, run_service_pb2, admin_service_pb2
     create = jobs.CreateJobRequest(parent=TENANT, job_name="new", job=job(), validate_only=True)
-    enqueue = runs.EnqueueRunRequest(job=JOB)
+    enqueue = runs.EnqueueRunRequest(job=JOB, labels={"team": "web"})
+    enqueue.unique_key.key = "order-7"
+    enqueue.unique_key.keep_for.seconds = 60
     subscription = worker_pb2.QueueSubscription(queue=QUEUE, kinds=["none.such"])
     run = worker_pb2.HeldRun(attempt=1)
     run.run.job_id = str(uuid.uuid4())
@@ -84,6 +88,19 @@ def requests() -> dict[str, Any]:
         "RunService.ListAttempts": runs.ListAttemptsRequest(parent=RUN),
         "RunService.WaitRun": runs.WaitRunRequest(name=RUN),
         "RunService.CancelRun": runs.CancelRunRequest(name=RUN),
+        "RunService.ReplayRun": runs.ReplayRunRequest(
+            name=RUN, payload=payload_pb2.Payload(json="{}")
+        ),
+        "RunService.DiscardRun": runs.DiscardRunRequest(name=RUN),
+        "RunService.BatchUpdateRuns": runs.BatchUpdateRunsRequest(
+            parent=TENANT,
+            filter="kind:none.such",
+            action=operation_pb2.OPERATION_ACTION_REPLAY,
+            dry_run=True,
+        ),
+        "RunService.ListDeadLetterGroups": runs.ListDeadLetterGroupsRequest(parent=TENANT),
+        "RunService.WatchRuns": runs.WatchRunsRequest(parent=TENANT, filter="state:DEAD"),
+        "RunService.ExplainRun": runs.ExplainRunRequest(name=RUN),
         "RunService.ClaimRuns": runs.ClaimRunsRequest(
             subscriptions=[subscription], wait=Duration(nanos=1000)
         ),

@@ -7,6 +7,7 @@ is left; a failing one is printed as a list that `only` takes.
 
 import asyncio
 import os
+import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ _CONSTANT = frozenset(
         "intern_kinds",
         "intern_schedules",
         "schedule_rules",
+        "tenant_defaults",
         "versions_of_runs",
     }
 )
@@ -47,7 +49,6 @@ _UNDER_LOCK = frozenset(
         "request_cancel",
         "set_paused",
         "touch_job",
-        "withdraw_enqueued",
     }
 )
 # For a thorough run by hand: these take turns, too.
@@ -56,6 +57,7 @@ _ORDERS_MAX = 50_000 if _EVERY_STATEMENT else 1000
 # How long a statement may be quiet before Postgres is asked whether it waits for a lock.
 _QUIET_S = 0.004
 _STATEMENT_TIMEOUT_US = 15_000_000
+_SEED = 20261201
 
 Body = Callable[[], Awaitable[object]]
 
@@ -200,15 +202,20 @@ class Interleavings:
         *,
         orders_max: int = _ORDERS_MAX,
         only: Sequence[str] | None = None,
+        sample: int | None = None,
     ) -> int:
         """Carries out every order of the actors' statements; how many there were.
 
         Raises AssertionError with the order when one fails, deadlocks, or when there are
         more than `orders_max`. `only` carries out a single one, as a failure has printed it.
+        With `sample` that many orders are drawn instead, the same ones each time, and counted
+        once each.
         """
         for actor in actors:
             actor.gate.moved = self._moved
         self._actors = actors
+        if sample is not None and only is None:
+            return await self._sample(stage, sample)
         choices: list[_Choice] = []
         orders = 0
         while True:
@@ -222,8 +229,25 @@ class Interleavings:
             assert orders < orders_max, f"more than {orders_max} orders"
             choices[-1].name = choices[-1].untried.pop()
 
-    async def _carry_out(self, choices: list[_Choice], wanted: Sequence[str], stage: Stage) -> None:
-        """One order: the `wanted` turns, then always the first who can; extends `choices`."""
+    async def _sample(self, stage: Stage, count: int) -> int:
+        """Orders in which everybody who can go on is as likely to; how many were different."""
+        drawn = random.Random(_SEED)
+        seen: set[tuple[str, ...]] = set()
+        for _ in range(count):
+            choices: list[_Choice] = []
+            await self._carry_out(choices, (), stage, drawn)
+            seen.add(tuple(choice.name for choice in choices))
+        return len(seen)
+
+    async def _carry_out(
+        self,
+        choices: list[_Choice],
+        wanted: Sequence[str],
+        stage: Stage,
+        drawn: random.Random | None = None,
+    ) -> None:
+        """One order: the `wanted` turns, then always the first who can, or one who is `drawn`;
+        extends `choices`."""
         await stage.prepare()
         self._steps = []
         for actor in self._actors:
@@ -233,7 +257,7 @@ class Interleavings:
             await self._rest()
             while ready := [actor for actor in self._actors if actor.is_ready]:
                 place = len(names)
-                actor = _pick(ready, wanted[place] if place < len(wanted) else None)
+                actor = _pick(ready, wanted[place] if place < len(wanted) else None, drawn)
                 if place >= len(choices):
                     others = [other.name for other in ready if other is not actor]
                     choices.append(_Choice(name=actor.name, untried=others))
@@ -298,9 +322,9 @@ async def _finished(actor: Actor) -> object:
         asyncio.get_running_loop().call_soon(actor.gate.moved.set)
 
 
-def _pick(ready: Sequence[Actor], name: str | None) -> Actor:
+def _pick(ready: Sequence[Actor], name: str | None, drawn: random.Random | None) -> Actor:
     if name is None:
-        return ready[0]
+        return ready[0] if drawn is None else drawn.choice(ready)
     for actor in ready:
         if actor.name == name:
             return actor

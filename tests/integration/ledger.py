@@ -1,13 +1,14 @@
 """What tests read in the database: live and ended runs, skipped fires, recorded attempts."""
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
 import asyncpg
 from fencepost_server.clock import Instant, to_datetime
 from fencepost_server.domain.run import Lane, RunKey
+from fencepost_server.engine.wake import Affected
 
 from tests.factories import NOON
 
@@ -18,6 +19,8 @@ class Woken:
 
     partitions: list[set[int]] = field(default_factory=list)
     lane_hints: list[tuple[set[Lane], Instant]] = field(default_factory=list)
+    ended_jobs: set[str] = field(default_factory=set)
+    affected: set[Affected] = field(default_factory=set)
     event: asyncio.Event = field(default_factory=asyncio.Event)
 
     def jobs(self, partition_ids: Iterable[int]) -> None:
@@ -29,6 +32,12 @@ class Woken:
         if known:
             self.lane_hints.append((known, at))
             self.event.set()
+
+    def ends(self, job_ids: Collection[str]) -> None:
+        self.ended_jobs.update(job_ids)
+
+    def attempts(self, affected: Collection[Affected]) -> None:
+        self.affected.update(affected)
 
 
 @dataclass(kw_only=True)

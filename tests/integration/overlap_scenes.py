@@ -5,14 +5,14 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequenc
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
-from fencepost_server.clock import HOUR, MINUTE, Instant, to_datetime
+from fencepost_server.clock import HOUR, MINUTE, SECOND, Instant, to_datetime
 from fencepost_server.domain.run import LOST_LEASE_WAIT_MAX, RunKey
 from fencepost_server.domain.schedule import OverlapPolicy
 from fencepost_server.engine.backfill import BackfillAsked, Operations
 from fencepost_server.engine.backfill_steps import BackfillSteps
 from fencepost_server.engine.claims import Claimed
-from fencepost_server.engine.lifecycle import Judged, Verdict
-from fencepost_server.policy.outcome import Failed
+from fencepost_server.engine.verdicts import Held, Judged, Verdict
+from fencepost_server.policy.outcome import Failed, Released, Snoozed
 
 from tests.factories import NOON, every, job_spec
 from tests.integration.gated_engine import NAME, Engine, engines
@@ -33,6 +33,7 @@ class Scene:
     invariants: Invariants
     job_id: str
     runs: Sequence[Claimed]
+    claims_under_caps: bool = False
 
     @property
     def run(self) -> Claimed:
@@ -43,8 +44,11 @@ class Scene:
         """The key of a fire, counted from 0."""
         return RunKey(self.job_id, NOON + number * MINUTE)
 
-    async def play(self, *acts: str, only: Sequence[str] | None = None) -> int:
-        """Every order of the statements of these acts (names in `ACTS`); how many there were."""
+    async def play(
+        self, *acts: str, only: Sequence[str] | None = None, sample: int | None = None
+    ) -> int:
+        """Every order of the statements of these acts (names in `ACTS`), or so many of them
+        drawn with a fixed seed; how many there were."""
         actors = []
         for number, (act, engine) in enumerate(zip(acts, self.engines, strict=False)):
             name = act if acts.count(act) == 1 else f"{act} {number + 1}"
@@ -54,6 +58,7 @@ class Scene:
             actors,
             Stage(prepare=self._prepare, observe=self._observe, finish=self._finish),
             only=only,
+            sample=sample,
         )
         assert orders > 0
         return orders
@@ -72,9 +77,25 @@ class Scene:
     async def _finish(self, answers: Mapping[str, object]) -> None:
         """A report that was applied is the run's end or its retry; any other changed nothing."""
         await self.invariants.check_end()
-        for answer in answers.values():
+        for name, answer in answers.items():
             if isinstance(answer, Judged):
                 await self._check_verdict(answer)
+            elif isinstance(answer, bool):
+                await self._check_cancel(name, was_live=answer)
+
+    async def _check_cancel(self, name: str, *, was_live: bool) -> None:
+        """Who was told that the run was live to be cancelled sees it end so, or succeed."""
+        if name.startswith(("cancel first", "cancel second")):
+            return
+        at = self.run.key.scheduled_at
+        (run,) = [run for run in await self.invariants.runs() if run.at == at]
+        if not was_live:
+            assert not run.is_live, f"{name} changed nothing, but {run}"
+        elif name.startswith("cancel now"):
+            assert run.state == "cancelled", f"{name} ended it, but {run}"
+        else:
+            stopping = run.is_live and run.cancel_requested
+            assert stopping or run.state in ("cancelled", "succeeded"), f"{name}, but {run}"
 
     async def _check_verdict(self, judged: Judged) -> None:
         at = self.run.key.scheduled_at
@@ -95,14 +116,22 @@ Act = Callable[[Engine, Scene], Awaitable[object]]
 ACTS: Mapping[str, Act] = {
     "fire": lambda engine, _: engine.fire(),
     "enqueue": lambda engine, _: engine.enqueue(),
-    "claim": lambda engine, _: engine.claim(),
+    "claim": lambda engine, scene: engine.claim(capped=scene.claims_under_caps),
     "succeed": lambda engine, scene: engine.report(scene.run),
     "fail": lambda engine, scene: engine.report(scene.run, Failed(code="X")),
     "give up": lambda engine, scene: engine.report(scene.run, Failed(code="X", final=True)),
     "heartbeat": lambda engine, scene: engine.heartbeat(scene.run),
     "reap": lambda engine, _: engine.reap(),
+    "expire": lambda engine, _: engine.expire(),
     "sweep": lambda engine, _: engine.sweep(),
+    "sweep ends": lambda engine, _: engine.sweep_ends(),
+    "open calendar": lambda engine, _: engine.open_calendar(),
     "cancel": lambda engine, scene: engine.cancel(scene.run.key),
+    "cancel now": lambda engine, scene: engine.cancel(scene.run.key, grace=0),
+    "snooze": lambda engine, scene: engine.report(scene.run, Snoozed(delay=SECOND)),
+    "give back": lambda engine, scene: engine.report(scene.run, Released()),
+    "release": lambda engine, _: engine.release(),
+    "cancel first": lambda engine, scene: engine.cancel(scene.fired(0)),
     "cancel second": lambda engine, scene: engine.cancel(scene.fired(1)),
     "pause": lambda engine, _: engine.pause(),
     "resume": lambda engine, _: engine.resume(),
@@ -125,7 +154,7 @@ async def running(world: World, policy: OverlapPolicy) -> AsyncIterator[Scene]:
     """A minute later: the first run is with a worker that has not been heard of for longer
     than its lease, and the second fire is due."""
     job_id = await _add_job(world, policy)
-    claimed = await _start_first(world)
+    claimed = await start_first(world)
     async with _scene(world, policy, job_id, claimed) as scene:
         yield scene
 
@@ -135,7 +164,7 @@ async def waiting(world: World, policy: OverlapPolicy) -> AsyncIterator[Scene]:
     """Another minute later: what the policy makes of the second fire is made of it, and the
     third is due."""
     job_id = await _add_job(world, policy)
-    claimed = await _start_first(world)
+    claimed = await start_first(world)
     await world.scheduler.fire_due()
     await world.pass_time(MINUTE)
     async with _scene(world, policy, job_id, claimed) as scene:
@@ -146,7 +175,7 @@ async def waiting(world: World, policy: OverlapPolicy) -> AsyncIterator[Scene]:
 async def freed(world: World, policy: OverlapPolicy) -> AsyncIterator[Scene]:
     """As `waiting`, but the first run has ended and nobody has looked at the second since."""
     job_id = await _add_job(world, policy)
-    claimed = await _start_first(world)
+    claimed = await start_first(world)
     await world.scheduler.fire_due()
     await world.pass_time(MINUTE)
     await world.report(claimed[0])
@@ -159,7 +188,7 @@ async def lost(world: World, policy: OverlapPolicy) -> AsyncIterator[Scene]:
     """The lease of the first run is lost: it is due for another attempt, and the worker of
     the first may still report."""
     job_id = await _add_job(world, policy)
-    claimed = await _start_first(world)
+    claimed = await start_first(world)
     assert await world.reaper.reap() == 1
     await world.pass_time(LOST_LEASE_WAIT_MAX)
     async with _scene(world, policy, job_id, claimed) as scene:
@@ -167,10 +196,44 @@ async def lost(world: World, policy: OverlapPolicy) -> AsyncIterator[Scene]:
 
 
 @asynccontextmanager
+async def out_of_time(
+    world: World, policy: OverlapPolicy, *, is_lost: bool
+) -> AsyncIterator[Scene]:
+    """As `lost`, or as `running` with a lease that still holds, and the run's total_timeout is
+    over."""
+    job_id = await _add_job(world, policy)
+    claimed = await start_first(world)
+    if is_lost:
+        assert await world.reaper.reap() == 1
+        await world.pass_time(LOST_LEASE_WAIT_MAX)
+    else:
+        await world.lifecycle.heartbeat([Held(claimed[0].key, claimed[0].attempt)])
+    await world.raw.execute(
+        "UPDATE fencepost.run_queue SET total_until = $1", to_datetime(world.now)
+    )
+    async with _scene(world, policy, job_id, claimed) as scene:
+        yield scene
+
+
+@asynccontextmanager
+async def unclaimed(world: World, policy: OverlapPolicy) -> AsyncIterator[Scene]:
+    """The first run has waited a minute for a worker, longer than its queue_timeout; the second
+    fire is due."""
+    job_id = await _add_job(world, policy)
+    await world.scheduler.fire_due()
+    await world.pass_time(MINUTE)
+    await world.raw.execute(
+        "UPDATE fencepost.run_queue SET wait_until = $1", to_datetime(world.now)
+    )
+    async with _scene(world, policy, job_id, []) as scene:
+        yield scene
+
+
+@asynccontextmanager
 async def paused(world: World, policy: OverlapPolicy) -> AsyncIterator[Scene]:
     """The job has been paused while its first run was running, and two fires are due."""
     job_id = await _add_job(world, policy)
-    claimed = await _start_first(world)
+    claimed = await start_first(world)
     await world.raw.execute("UPDATE fencepost.job_schedules SET paused = true")
     await world.pass_time(MINUTE)
     async with _scene(world, policy, job_id, claimed) as scene:
@@ -182,7 +245,7 @@ async def backfilled(world: World, policy: OverlapPolicy) -> AsyncIterator[Scene
     """As `running`, and the run of a backfill, for the minute before the first fire, waits."""
     job_id = await _add_job(world, policy)
     await world.raw.execute("UPDATE fencepost.jobs SET created_at = $1", to_datetime(NOON - HOUR))
-    claimed = await _start_first(world)
+    claimed = await start_first(world)
     operations = Operations(database=world.database, catalogue=world.catalogue)
     asked = BackfillAsked(
         name=NAME,
@@ -208,9 +271,10 @@ async def _add_job(world: World, policy: OverlapPolicy) -> str:
     return await world.add_job(spec=spec, next_run_at=NOON)
 
 
-async def _start_first(world: World) -> Sequence[Claimed]:
+async def start_first(world: World, *, capped: bool = False) -> Sequence[Claimed]:
+    """The first fire becomes a run and is claimed, and a minute passes."""
     await world.scheduler.fire_due()
-    claimed = await world.claim()
+    claimed = await world.claim(capped=capped)
     assert len(claimed) == 1
     await world.pass_time(MINUTE)
     return claimed
@@ -225,12 +289,22 @@ async def _scene(
     *,
     first: Instant = NOON,
 ) -> AsyncIterator[Scene]:
+    invariants = Invariants(world=world, policy=policy, first=first)
+    async with scene_of(world, job_id, runs, invariants) as scene:
+        yield scene
+
+
+@asynccontextmanager
+async def scene_of(
+    world: World, job_id: str, runs: Sequence[Claimed], invariants: Invariants
+) -> AsyncIterator[Scene]:
+    """The world as it is now, before every order."""
     await save_rows(world.raw)
     async with engines(world, _ACTORS_MAX) as all_engines:
         yield Scene(
             world=world,
             engines=all_engines,
-            invariants=Invariants(world=world, policy=policy, first=first),
+            invariants=invariants,
             job_id=job_id,
             runs=runs,
         )

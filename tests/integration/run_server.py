@@ -19,6 +19,8 @@ from fencepost.v1 import (
     run_service_pb2_grpc,
     worker_pb2,
 )
+from fencepost_server.api.dead_letter_calls import DeadLetterCalls
+from fencepost_server.api.explain_calls import ExplainCalls, subscriptions_of
 from fencepost_server.api.fire_calls import FireCalls
 from fencepost_server.api.jobs import JobServicer
 from fencepost_server.api.operation_calls import OperationCalls
@@ -26,12 +28,17 @@ from fencepost_server.api.page_tokens import PageTokens
 from fencepost_server.api.runs import RunServicer
 from fencepost_server.api.status import StatusInterceptor
 from fencepost_server.api.unary_calls import UnaryCalls
+from fencepost_server.api.watch_calls import WatchCalls
 from fencepost_server.api.wire_worker import Assignments
 from fencepost_server.clock import MILLISECOND, SECOND, Instant
 from fencepost_server.engine.backfill import Operations
+from fencepost_server.engine.bulk import BulkUpdates
 from fencepost_server.engine.claims import Claimer
+from fencepost_server.engine.dead_letters import DeadLetters
 from fencepost_server.engine.dispatcher import Dispatcher
+from fencepost_server.engine.end_waits import EndWaits
 from fencepost_server.engine.enqueue import Enqueues
+from fencepost_server.engine.explain_run import RunExplanations
 from fencepost_server.engine.jobs import Jobs
 from fencepost_server.engine.ledger import Ledger
 from fencepost_server.engine.lifecycle import Lifecycle
@@ -40,6 +47,7 @@ from fencepost_server.engine.run_reads import RunReads
 from fencepost_server.engine.specs import SpecCache
 from fencepost_server.engine.unary_work import UnaryWork
 from fencepost_server.engine.wake import Wakes
+from fencepost_server.engine.watch import Watches
 from fencepost_server.store.catalogue import Catalogue
 from fencepost_server.store.database import Database
 from fencepost_server.store.statements import load
@@ -75,6 +83,7 @@ class RunServer:
     servicer: RunServicer
     work: UnaryWork
     workers: SeenWorkers
+    watches: Watches
     dsn: str
 
     def now(self) -> Instant:
@@ -168,9 +177,12 @@ async def serving(dsn: str) -> AsyncIterator[RunServer]:
         workers = SeenWorkers()
         tokens = PageTokens(key=await catalogue.page_token_key())
         operations = Operations(database=database, catalogue=catalogue)
+        watches, waits = Watches(database=database, clock=database.clock), EndWaits()
+        lifecycle.changed += [waits.ended, lambda keys: watches.hint()]
+        reads = RunReads(database=database, catalogue=catalogue, wake=wakes, waits=waits)
         servicer = RunServicer(
             enqueues=Enqueues(database=database, catalogue=catalogue, specs=specs, wake=wakes),
-            reads=RunReads(database=database, catalogue=catalogue),
+            reads=reads,
             unary=UnaryCalls(
                 work=work,
                 lifecycle=lifecycle,
@@ -180,7 +192,27 @@ async def serving(dsn: str) -> AsyncIterator[RunServer]:
                 heartbeat_interval=10 * SECOND,
             ),
             sessions=NoSessions(),
-            operations=OperationCalls(operations=operations, page_tokens=tokens),
+            operations=OperationCalls(
+                operations=operations,
+                bulk=BulkUpdates(database=database, catalogue=catalogue),
+                page_tokens=tokens,
+            ),
+            dead_letters=DeadLetterCalls(
+                dead_letters=DeadLetters(
+                    database=database, catalogue=catalogue, specs=specs, wake=wakes
+                )
+            ),
+            watching=WatchCalls(
+                watches=watches, reads=reads, catalogue=catalogue, page_tokens=tokens
+            ),
+            explaining=ExplainCalls(
+                explanations=RunExplanations(
+                    database=database,
+                    clock=database.clock,
+                    reads=reads,
+                    subscriptions_of=subscriptions_of,
+                )
+            ),
             page_tokens=tokens,
         )
         server = grpc.aio.server(interceptors=[StatusInterceptor()])
@@ -199,7 +231,7 @@ async def serving(dsn: str) -> AsyncIterator[RunServer]:
         run_service_pb2_grpc.add_RunServiceServicer_to_server(servicer, server)
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
-        loops = [asyncio.create_task(lifecycle.run()), asyncio.create_task(dispatcher.run())]
+        loops = [asyncio.create_task(each.run()) for each in (lifecycle, dispatcher, watches)]
         try:
             async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
                 yield RunServer(
@@ -209,6 +241,7 @@ async def serving(dsn: str) -> AsyncIterator[RunServer]:
                     servicer=servicer,
                     work=work,
                     workers=workers,
+                    watches=watches,
                     dsn=dsn,
                 )
         finally:

@@ -83,6 +83,8 @@ class RunningServer:
         answer = await self.runs.BatchEnqueueRuns(
             run_service_pb2.BatchEnqueueRunsRequest(parent=parent, requests=[request] * count)
         )
+        problems = [each.problem for each in answer.outcomes if not each.HasField("response")]
+        assert not problems, f"not made: {problems}"
         return [key_of(outcome.response.run.key) for outcome in answer.outcomes]
 
     async def storage_health(self) -> int:

@@ -1,6 +1,7 @@
 """AdminService over gRPC and a real database."""
 
 import asyncio
+import math
 from collections.abc import AsyncIterator
 
 import grpc
@@ -90,7 +91,10 @@ async def test_a_tenant_changes_where_the_mask_says(server: DefinitionServer) ->
 async def test_a_queue_is_made_read_and_paused(server: DefinitionServer) -> None:
     made = await create_queue(server)
     assert (made.name, made.paused) == (QUEUE, False)
-    assert (await server.admin.GetQueue(pb.GetQueueRequest(name=QUEUE))).queue == made
+    read = (await server.admin.GetQueue(pb.GetQueueRequest(name=QUEUE))).queue
+    assert read.HasField("stats")
+    read.ClearField("stats")
+    assert read == made
     wanted = admin_pb2.Queue(name=QUEUE, paused=True, pause_reason="migration", max_in_flight=7)
     paused = (await server.admin.UpdateQueue(pb.UpdateQueueRequest(queue=wanted))).queue
     assert (paused.paused, paused.pause_reason, paused.max_in_flight) == (True, "migration", 7)
@@ -108,6 +112,22 @@ async def test_a_queue_is_made_read_and_paused(server: DefinitionServer) -> None
     assert (
         await refusal(server.admin.UpdateQueue(pb.UpdateQueueRequest(queue=stale)))
     ).reason == "ETAG_MISMATCH"
+
+
+async def test_a_rate_is_set_read_and_removed(server: DefinitionServer) -> None:
+    made = await server.admin.CreateQueue(
+        pb.CreateQueueRequest(
+            parent="tenants/default", queue_name="q", queue=admin_pb2.Queue(rate_limit=0.5)
+        )
+    )
+    assert made.queue.rate_limit == 0.5
+    read = await server.admin.GetQueue(pb.GetQueueRequest(name=QUEUE))
+    assert read.queue.rate_limit == 0.5
+    mask = FieldMask(paths=["rate_limit"])
+    for rate in (1_000_000, 0.001, 0):
+        wanted = admin_pb2.Queue(name=QUEUE, rate_limit=rate)
+        request = pb.UpdateQueueRequest(queue=wanted, update_mask=mask)
+        assert (await server.admin.UpdateQueue(request)).queue.rate_limit == rate
 
 
 async def test_creations_sent_again_get_the_first_answer(server: DefinitionServer) -> None:
@@ -147,7 +167,7 @@ async def test_lists_are_in_the_order_of_names(server: DefinitionServer) -> None
 
 
 async def test_what_is_wrong_or_not_served_is_named(server: DefinitionServer) -> None:
-    retry, limits = job_pb2.RetryPolicy(max_failures=1), job_pb2.RunLimits(max_in_flight=1)
+    retry, limits = job_pb2.RetryPolicy(max_failures=1001), job_pb2.RunLimits(max_in_flight=1)
     for tenant, reason, name in (
         (admin_pb2.Tenant(max_jobs=1), "UNSPECIFIED", "tenant.max_jobs"),
         (admin_pb2.Tenant(max_live_runs=1), "UNSPECIFIED", "tenant.max_live_runs"),
@@ -158,8 +178,8 @@ async def test_what_is_wrong_or_not_served_is_named(server: DefinitionServer) ->
         ),
         (
             admin_pb2.Tenant(default_retry_policy=retry),
-            "UNSPECIFIED",
-            "tenant.default_retry_policy",
+            "INVALID_FIELD",
+            "tenant.default_retry_policy.max_failures",
         ),
         (admin_pb2.Tenant(weight=1001), "INVALID_FIELD", "tenant.weight"),
         (admin_pb2.Tenant(max_in_flight=-1), "INVALID_FIELD", "tenant.max_in_flight"),
@@ -168,7 +188,11 @@ async def test_what_is_wrong_or_not_served_is_named(server: DefinitionServer) ->
         seen = await refusal(server.admin.CreateTenant(request))
         assert (seen.reason, seen.fields) == (reason, [name])
     for queue, reason, name in (
-        (admin_pb2.Queue(rate_limit=0.5), "UNSPECIFIED", "queue.rate_limit"),
+        (admin_pb2.Queue(rate_limit=-1), "INVALID_FIELD", "queue.rate_limit"),
+        (admin_pb2.Queue(rate_limit=0.0001), "INVALID_FIELD", "queue.rate_limit"),
+        (admin_pb2.Queue(rate_limit=1_000_001), "INVALID_FIELD", "queue.rate_limit"),
+        (admin_pb2.Queue(rate_limit=math.nan), "INVALID_FIELD", "queue.rate_limit"),
+        (admin_pb2.Queue(rate_limit=math.inf), "INVALID_FIELD", "queue.rate_limit"),
         (admin_pb2.Queue(default_limits=limits), "UNSPECIFIED", "queue.default_limits"),
         (admin_pb2.Queue(max_in_flight_per_key=-2), "INVALID_FIELD", "queue.max_in_flight_per_key"),
         (admin_pb2.Queue(labels={"": "x"}), "INVALID_FIELD", "queue.labels (key)"),

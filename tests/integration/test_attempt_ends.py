@@ -7,7 +7,7 @@ from fencepost_server.clock import MINUTE, SECOND, Instant, from_datetime
 from fencepost_server.domain.job import RetryPolicy
 from fencepost_server.domain.run import RunState
 from fencepost_server.engine.claims import Claimed
-from fencepost_server.engine.lifecycle import Report
+from fencepost_server.engine.verdicts import Report
 from fencepost_server.policy.outcome import Cancelled, Failed, Released, Snoozed
 
 from tests.factories import failed, job_spec, plain_retry

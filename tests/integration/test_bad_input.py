@@ -65,11 +65,6 @@ _TABLES = (
 
 # Methods of the contract that a later version serves: whatever comes, they say so.
 _UNSERVED = {
-    "RunService.WatchRuns",
-    "RunService.ReplayRun",
-    "RunService.DiscardRun",
-    "RunService.BatchUpdateRuns",
-    "RunService.ExplainRun",
     "AdminService.DrainWorker",
     "AdminService.CreateApiKey",
     "AdminService.ListApiKeys",
@@ -138,7 +133,10 @@ async def call(
     try:
         if method.server_streaming:
             stream = server.channel.unary_stream(path, response_deserializer=read)(raw, timeout=9)
-            return [message async for message in stream], None
+            # Its first message comes at once, and the last one never.
+            first = await stream.read()
+            stream.cancel()
+            return first, None
         return await server.channel.unary_unary(path, response_deserializer=read)(
             raw, timeout=9
         ), None

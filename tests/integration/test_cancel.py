@@ -7,7 +7,8 @@ from fencepost_server.clock import DAY, SECOND
 from fencepost_server.domain.run import RunKey
 from fencepost_server.engine.cancel import cancel_job_runs, cancel_run
 from fencepost_server.engine.claims import Claimed
-from fencepost_server.engine.lifecycle import Held, LeaseLostReason, Verdict
+from fencepost_server.engine.verdicts import Held, LeaseLostReason, Verdict
+from fencepost_server.engine.wake import Affected
 from fencepost_server.policy.outcome import Failed, Snoozed
 
 from tests.factories import JOB_ID, NOON, job_spec, plain_retry
@@ -16,7 +17,8 @@ from tests.integration.world import World
 
 async def _cancel(world: World, key: RunKey, grace: int | None = None) -> bool:
     async with world.database.requests.transaction() as connection:
-        return await cancel_run(connection, key=key, reason="wrong", grace=grace, now=world.now)
+        effects = await cancel_run(connection, key=key, reason="wrong", grace=grace, now=world.now)
+    return effects is not None
 
 
 async def test_a_queued_run_is_cancelled_at_once(world: World) -> None:
@@ -132,3 +134,78 @@ async def test_cancelling_a_jobs_runs_reaches_all_of_them(world: World) -> None:
     assert (await world.ended(queued))["cancel_cause"] == "job_deleted"
     assert (await world.ended(future))["state"] == "cancelled"
     assert (await world.live(foreign))["state"] == "queued"
+
+
+# Without grace -----------------------------------------------------------------------------------
+
+
+async def test_a_running_run_without_grace_ends_with_the_cancel(world: World) -> None:
+    run = await world.started()
+    assert await _cancel(world, run.key, 0)
+    row = await world.ended(run.key)
+    assert (row["state"], row["forced"], row["cancel_reason"]) == ("cancelled", True, "wrong")
+    assert await world.attempts_of(run.key) == [(1, "cancelled", False)]
+    assert (await world.report(run)).verdict is Verdict.RUN_TERMINAL
+    [renewal] = await world.lifecycle.heartbeat([Held(run.key, 1)])
+    assert renewal.notice is not None
+    assert renewal.notice.lost is LeaseLostReason.RUN_TERMINAL
+
+
+async def test_a_job_without_grace_ends_its_runs_with_the_cancel(world: World) -> None:
+    run = await world.started(job_spec(cancel_grace=0))
+    assert await _cancel(world, run.key)
+    assert (await world.ended(run.key))["state"] == "cancelled"
+
+
+async def test_a_cancel_asked_before_can_be_ended_now_and_keeps_its_first_reason(
+    world: World,
+) -> None:
+    run = await world.started()
+    async with world.database.requests.transaction() as connection:
+        await cancel_job_runs(
+            connection, job_id=run.key.job_id, cause="overlap", reason="first", now=world.now
+        )
+    assert await _cancel(world, run.key, 0)
+    row = await world.ended(run.key)
+    assert (row["cancel_cause"], row["cancel_reason"]) == ("overlap", "first")
+
+
+async def test_a_grace_is_kept_to_the_microsecond(world: World) -> None:
+    run = await world.started()
+    assert await _cancel(world, run.key, SECOND // 2)
+    await world.pass_time(SECOND // 2)
+    assert await world.reaper.reap() == 0
+    await world.pass_time(1)
+    assert await world.reaper.reap() == 1
+    assert (await world.ended(run.key))["forced"]
+
+
+async def test_a_cancel_says_whom_to_tell_and_whose_runs_may_be_free(world: World) -> None:
+    job = await world.add_job()
+    [running, queued] = await world.enqueue(job, 2)
+    [claimed] = await world.claim()
+    assert claimed.key == running
+    told = []
+    for key, grace in ((running, None), (queued, None), (running, 0), (queued, 0)):
+        async with world.database.requests.transaction() as connection:
+            effects = await cancel_run(connection, key=key, reason="", grace=grace, now=world.now)
+        told.append(None if effects is None else (effects.affected, effects.serial_jobs))
+    mine = {Affected(world.worker_id, running, 1)}
+    # Asked, ended while it waited, ended at once, and not live any more.
+    assert told == [(mine, set()), (set(), {job}), (mine, {job}), None]
+
+
+async def test_what_is_told_of_an_attempt_is_what_its_next_heartbeat_would_hear(
+    world: World,
+) -> None:
+    job = await world.add_job()
+    await world.enqueue(job, 4)
+    asked, ended, done, untouched = await world.claim(4)
+    await _cancel(world, asked.key)
+    await _cancel(world, ended.key, 0)
+    await world.report(done)
+    held = [Held(run.key, 1) for run in (asked, ended, done, untouched)]
+    notices = await world.lifecycle.notices(held)
+    renewals = await world.lifecycle.heartbeat(held)
+    assert notices == [each.notice for each in renewals if each.notice is not None]
+    assert [notice.key for notice in notices] == [asked.key, ended.key, done.key]

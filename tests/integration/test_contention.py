@@ -20,7 +20,7 @@ from fencepost_server.domain.schedule import OverlapPolicy
 from fencepost_server.engine.claims import Claimed
 from fencepost_server.engine.enqueue import EnqueueEntry, Enqueues
 from fencepost_server.engine.job_creation import Origin
-from fencepost_server.engine.lifecycle import Held, Report
+from fencepost_server.engine.verdicts import Held, Report
 from fencepost_server.policy.outcome import Ending, Failed, Released, Snoozed
 
 from tests.checker import invariants
@@ -75,6 +75,8 @@ async def test_neither_deadlock_nor_breach_under_contention(database_url: str) -
         worlds = [
             await stack.enter_async_context(build(database_url, at=None)) for _ in range(ENGINES)
         ]
+        # The template's last heartbeat is old, and after a gap reapers would pause for a lease.
+        await worlds[0].raw.execute("UPDATE fencepost.shard_state SET no_reap_until = '-infinity'")
         jobs = await _jobs(worlds[0])
         scenario = Scenario(counts=Counts(), jobs=jobs, until=time.monotonic() + SECONDS, live={})
         async with asyncio.TaskGroup() as group:

@@ -1,100 +1,32 @@
 """The dispatcher: runs go to whoever has credit, for no more than that, and nobody starves."""
 
 import asyncio
-import uuid
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 
 from fencepost_server.clock import HOUR, MINUTE, SECOND
 from fencepost_server.domain.run import Lane
-from fencepost_server.engine.claims import Claimed
-from fencepost_server.engine.dispatcher import Dispatcher, Subscription
 
 from tests.factories import NOON, job_spec
+from tests.integration.takers import drain, make_dispatcher, make_taker, running
 from tests.integration.world import World
-
-
-@dataclass(kw_only=True)
-class Taker:
-    """A subscriber with credit in hand that remembers what it was given."""
-
-    subscriptions: Mapping[int, Subscription]
-    credits: int = 1_000_000
-    worker_id: str = field(default_factory=lambda: str(uuid.uuid4()))
-    taken: list[Claimed] = field(default_factory=list)
-    event: asyncio.Event = field(default_factory=asyncio.Event)
-
-    def credit(self, queue_id: int) -> int:
-        return self.credits
-
-    def deliver(self, runs: Sequence[Claimed]) -> None:
-        self.credits -= len(runs)
-        self.taken.extend(runs)
-        self.event.set()
-
-    async def until(self, count: int) -> None:
-        async with asyncio.timeout(10):
-            while len(self.taken) < count:
-                self.event.clear()
-                await self.event.wait()
-
-
-def _dispatcher(world: World, *, batch_max: int = 100, poll: int = HOUR) -> Dispatcher:
-    return Dispatcher(
-        pool=world.database.hot,
-        clock=world.database.clock,
-        claimer=world.claimer,
-        batch_max=batch_max,
-        poll=poll,
-    )
-
-
-async def _taker(
-    world: World, *queues: str, kind: str | None = None, credits: int = 10**6
-) -> Taker:
-    kinds = None if kind is None else frozenset((await world.catalogue.kind_ids([kind])).values())
-    ids = [await world.queue_id(queue) for queue in queues or ("default",)]
-    return Taker(
-        subscriptions={i: Subscription(queue_id=i, kind_ids=kinds) for i in ids}, credits=credits
-    )
-
-
-async def _drain(dispatcher: Dispatcher) -> int:
-    await dispatcher.scan()
-    total = 0
-    while claimed := await dispatcher.dispatch():
-        total += claimed
-    return total
-
-
-@asynccontextmanager
-async def _running(dispatcher: Dispatcher) -> AsyncIterator[None]:
-    loop = asyncio.create_task(dispatcher.run())
-    try:
-        yield
-    finally:
-        loop.cancel()
-        await asyncio.gather(loop, return_exceptions=True)
 
 
 async def test_no_more_is_claimed_than_there_is_credit_for(world: World) -> None:
     await world.enqueue(await world.add_job(), 10)
-    dispatcher = _dispatcher(world)
-    taker = await _taker(world, credits=4)
+    dispatcher = make_dispatcher(world)
+    taker = await make_taker(world, credits=4)
     dispatcher.subscribe(taker)
-    assert await _drain(dispatcher) == 4
+    assert await drain(dispatcher) == 4
     assert await world.value("SELECT count(*) FROM fencepost.run_queue WHERE attempt > 0") == 4
     assert all(run.lease_ttl == 30 * SECOND for run in taker.taken)
 
 
 async def test_runs_are_dealt_round_robin(world: World) -> None:
     await world.enqueue(await world.add_job(), 30)
-    dispatcher = _dispatcher(world)
-    takers = [await _taker(world) for _ in range(3)]
+    dispatcher = make_dispatcher(world)
+    takers = [await make_taker(world) for _ in range(3)]
     for taker in takers:
         dispatcher.subscribe(taker)
-    assert await _drain(dispatcher) == 30
+    assert await drain(dispatcher) == 30
     assert [len(taker.taken) for taker in takers] == [10, 10, 10]
     for taker in takers:
         rows = [await world.live(run.key) for run in taker.taken]
@@ -105,10 +37,10 @@ async def test_a_worker_gets_only_the_kinds_and_queues_it_asked_for(world: World
     await world.enqueue(await world.add_job("a", job_spec(kind="a")), 5)
     await world.enqueue(await world.add_job("b", job_spec(kind="b")), 5)
     await world.enqueue(await world.add_job("c", job_spec(kind="a", queue="other")), 5)
-    dispatcher = _dispatcher(world)
-    taker = await _taker(world, kind="a")
+    dispatcher = make_dispatcher(world)
+    taker = await make_taker(world, kind="a")
     dispatcher.subscribe(taker)
-    assert await _drain(dispatcher) == 5
+    assert await drain(dispatcher) == 5
     assert {run.spec.job_name for run in taker.taken} == {"a"}
 
 
@@ -120,14 +52,14 @@ async def test_the_backlog_of_a_kind_is_served_although_another_kind_was_drained
     new = await world.add_job("new", job_spec(kind="new"))
     await world.enqueue(old, 40)
     await world.move(HOUR)
-    dispatcher = _dispatcher(world, batch_max=10)
-    first = await _taker(world, kind="new")
+    dispatcher = make_dispatcher(world, batch_max=10)
+    first = await make_taker(world, kind="new")
     dispatcher.subscribe(first)
     await world.enqueue(new, 3)
-    assert await _drain(dispatcher) == 3
-    second = await _taker(world, kind="old")
+    assert await drain(dispatcher) == 3
+    second = await make_taker(world, kind="old")
     dispatcher.subscribe(second)
-    assert await _drain(dispatcher) == 40
+    assert await drain(dispatcher) == 40
 
 
 async def test_of_two_queues_with_work_each_gets_its_share_of_a_shared_worker(
@@ -135,8 +67,8 @@ async def test_of_two_queues_with_work_each_gets_its_share_of_a_shared_worker(
 ) -> None:
     for queue in ("one", "two"):
         await world.enqueue(await world.add_job(queue, job_spec(queue=queue)), 20)
-    dispatcher = _dispatcher(world)
-    taker = await _taker(world, "one", "two", credits=10)
+    dispatcher = make_dispatcher(world)
+    taker = await make_taker(world, "one", "two", credits=10)
     dispatcher.subscribe(taker)
     await dispatcher.scan()
     await dispatcher.dispatch()
@@ -148,11 +80,11 @@ async def test_of_two_queues_with_work_each_gets_its_share_of_a_shared_worker(
 
 async def test_a_hint_brings_a_run_to_a_waiting_worker(world: World) -> None:
     job = await world.add_job()
-    dispatcher = _dispatcher(world)
-    taker = await _taker(world)
+    dispatcher = make_dispatcher(world)
+    taker = await make_taker(world)
     dispatcher.subscribe(taker)
     kind = (await world.catalogue.kind_ids(["send"]))["send"]
-    async with _running(dispatcher):
+    async with running(dispatcher):
         [key] = await world.enqueue(job)
         dispatcher.hint([Lane(await world.queue_id("default"), kind, 0)], 0)
         await taker.until(1)
@@ -161,12 +93,12 @@ async def test_a_hint_brings_a_run_to_a_waiting_worker(world: World) -> None:
 
 async def test_a_hint_without_lanes_makes_it_look_everywhere(world: World) -> None:
     job = await world.add_job()
-    dispatcher = _dispatcher(world)
-    taker = await _taker(world)
+    dispatcher = make_dispatcher(world)
+    taker = await make_taker(world)
     dispatcher.subscribe(taker)
     scanned = asyncio.Event()
     dispatcher.watch([await world.queue_id("default")], scanned)
-    async with _running(dispatcher):
+    async with running(dispatcher):
         await world.enqueue(await world.add_job("first"))
         dispatcher.hint([], 0)
         await taker.until(1)
@@ -178,10 +110,10 @@ async def test_a_hint_without_lanes_makes_it_look_everywhere(world: World) -> No
 
 async def test_new_credit_is_used_at_once(world: World) -> None:
     await world.enqueue(await world.add_job(), 2)
-    dispatcher = _dispatcher(world)
-    taker = await _taker(world, credits=1)
+    dispatcher = make_dispatcher(world)
+    taker = await make_taker(world, credits=1)
     dispatcher.subscribe(taker)
-    async with _running(dispatcher):
+    async with running(dispatcher):
         await taker.until(1)
         taker.credits = 1
         dispatcher.credit_raised()
@@ -190,10 +122,10 @@ async def test_new_credit_is_used_at_once(world: World) -> None:
 
 
 async def test_a_scan_finds_what_no_hint_has_told(world: World) -> None:
-    dispatcher = _dispatcher(world, poll=SECOND // 20)
-    taker = await _taker(world)
+    dispatcher = make_dispatcher(world, poll=SECOND // 20)
+    taker = await make_taker(world)
     dispatcher.subscribe(taker)
-    async with _running(dispatcher):
+    async with running(dispatcher):
         await world.enqueue(await world.add_job())
         await taker.until(1)
     assert len(taker.taken) == 1
@@ -202,52 +134,52 @@ async def test_a_scan_finds_what_no_hint_has_told(world: World) -> None:
 async def test_a_paused_queue_hands_out_nothing(world: World) -> None:
     await world.enqueue(await world.add_job(), 5)
     await world.query("UPDATE fencepost.queues SET paused = true")
-    dispatcher = _dispatcher(world)
-    dispatcher.subscribe(await _taker(world))
-    assert await _drain(dispatcher) == 0
+    dispatcher = make_dispatcher(world)
+    dispatcher.subscribe(await make_taker(world))
+    assert await drain(dispatcher) == 0
     await world.query("UPDATE fencepost.queues SET paused = false")
-    assert await _drain(dispatcher) == 5
+    assert await drain(dispatcher) == 5
 
 
 async def test_a_cap_holds_from_the_commit_that_sets_it(world: World) -> None:
     job = await world.add_job()
     await world.enqueue(job, 5)
-    dispatcher = _dispatcher(world)
-    taker = await _taker(world, credits=1)
+    dispatcher = make_dispatcher(world)
+    taker = await make_taker(world, credits=1)
     dispatcher.subscribe(taker)
-    assert await _drain(dispatcher) == 1
+    assert await drain(dispatcher) == 1
     await world.query("UPDATE fencepost.queues SET max_in_flight = 2")
     taker.credits = 10
     # The dispatcher still believes that the queue has no cap.
     assert await dispatcher.dispatch() == 0
-    assert await _drain(dispatcher) == 1
+    assert await drain(dispatcher) == 1
     assert await world.value("SELECT count(*) FROM fencepost.run_queue WHERE attempt_open") == 2
 
 
 async def test_a_draining_server_claims_nothing(world: World) -> None:
     await world.enqueue(await world.add_job(), 5)
-    dispatcher = _dispatcher(world)
-    dispatcher.subscribe(await _taker(world))
+    dispatcher = make_dispatcher(world)
+    dispatcher.subscribe(await make_taker(world))
     dispatcher.is_draining = True
-    assert await _drain(dispatcher) == 0
+    assert await drain(dispatcher) == 0
 
 
 async def test_whoever_has_left_gets_nothing_more(world: World) -> None:
     await world.enqueue(await world.add_job(), 5)
-    dispatcher = _dispatcher(world)
-    taker = await _taker(world)
+    dispatcher = make_dispatcher(world)
+    taker = await make_taker(world)
     dispatcher.subscribe(taker)
     assert dispatcher.workers_of(await world.queue_id("default")) == 1
     dispatcher.unsubscribe(taker)
     assert dispatcher.workers_of(await world.queue_id("default")) == 0
-    assert await _drain(dispatcher) == 0
+    assert await drain(dispatcher) == 0
 
 
 async def test_a_run_is_handed_out_when_its_backoff_is_over(world: World) -> None:
     await world.enqueue(await world.add_job(), at=NOON + MINUTE)
-    dispatcher = _dispatcher(world)
-    taker = await _taker(world)
+    dispatcher = make_dispatcher(world)
+    taker = await make_taker(world)
     dispatcher.subscribe(taker)
-    assert await _drain(dispatcher) == 0
+    assert await drain(dispatcher) == 0
     await world.move(MINUTE)
     assert await dispatcher.dispatch() == 1

@@ -29,6 +29,10 @@ def entry(job: str, **values: Any) -> run_service_pb2.EnqueueRunRequest:
     return run_service_pb2.EnqueueRunRequest(job=f"{TENANT}/jobs/{job}", **values)
 
 
+def _kept(seconds: int) -> run_pb2.UniqueKey:
+    return run_pb2.UniqueKey(key="k", keep_for=Duration(seconds=seconds))
+
+
 async def batch(
     server: RunServer, entries: list[run_service_pb2.EnqueueRunRequest]
 ) -> run_service_pb2.BatchEnqueueRunsResponse:
@@ -111,6 +115,12 @@ async def test_refusals_name_the_field(database_url: str) -> None:
             ("priority", {"priority": 10}),
             ("labels", {"labels": {f"run{n}": "x" for n in range(13)}}),
             ("concurrency_key", {"concurrency_key": "x" * 129}),
+            ("unique_key.key", {"unique_key": run_pb2.UniqueKey()}),
+            ("unique_key.key", {"unique_key": run_pb2.UniqueKey(key="x" * 257)}),
+            ("unique_key.key", {"unique_key": run_pb2.UniqueKey(key="a\0b")}),
+            ("unique_key.keep_for", {"unique_key": _kept(30 * 86400 + 1)}),
+            ("unique_key.keep_for", {"unique_key": _kept(-1)}),
+            ("unique_key.on_conflict", {"unique_key": run_pb2.UniqueKey(key="k", on_conflict=9)}),  # type: ignore[arg-type]
             ("request_id", {"request_id": "x" * 37}),
         ]
         for field, values in cases:
@@ -119,9 +129,6 @@ async def test_refusals_name_the_field(database_url: str) -> None:
             assert refused.fields == [field]
         missing = await refusal(server.enqueue("nowhere"))
         assert missing.reason == "JOB_NOT_FOUND"
-        unserved = await refusal(server.enqueue("mail", unique_key=run_pb2.UniqueKey(key="k")))
-        assert unserved.code is grpc.StatusCode.UNIMPLEMENTED
-        assert unserved.fields == ["unique_key"]
         large = await refusal(server.enqueue("mail", payload=json_payload("x" * 262145)))
         assert large.reason == "PAYLOAD_TOO_LARGE"
 

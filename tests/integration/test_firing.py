@@ -68,7 +68,8 @@ async def test_an_owner_whose_snapshot_is_older_than_its_lock_changes_nothing(
     await world.move(15 * SECOND)
     slow = await asyncpg.connect(world.dsn)
     values = {"partitions": list(range(256)), "after": to_datetime(0), "batch_max": 10}
-    values |= {"now": to_datetime(world.now), "catch_up_rate": 0.0, "paced_after_s": 10}
+    values |= {"now": to_datetime(world.now), "parked_before": to_datetime(0)}
+    values |= {"parked_until": to_datetime(world.now)}
     values |= {"tzdata": "2026a", "withheld": []}
     arguments = FIRING["fire_due"].arguments(values)
     # The slow owner stops after its snapshot and before its lock, at an advisory lock.

@@ -4,7 +4,7 @@ from typing import Any
 
 from fencepost_server.clock import SECOND, Instant, from_datetime
 from fencepost_server.domain.run import RunKey
-from fencepost_server.engine.lifecycle import Held, LeaseLostReason
+from fencepost_server.engine.verdicts import Held, LeaseLostReason
 
 from tests.factories import JOB_ID, NOON, failed, job_spec
 from tests.integration.world import World

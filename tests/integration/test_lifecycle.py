@@ -8,7 +8,7 @@ import asyncpg
 import pytest
 from fencepost_server.clock import DAY, SECOND, to_datetime
 from fencepost_server.domain.run import RunKey, RunState
-from fencepost_server.engine.lifecycle import Held, Report, Verdict
+from fencepost_server.engine.verdicts import Held, Report, Verdict
 from fencepost_server.policy.outcome import Cancelled, Released, Snoozed
 
 from tests.factories import JOB_ID, NOON, failed, job_spec, plain_retry

@@ -10,6 +10,7 @@ from fencepost_server.domain.fire import FireDisposition
 from fencepost_server.domain.names import JobName
 from fencepost_server.domain.schedule import MisfireAction
 from fencepost_server.engine.firing import Scheduler
+from fencepost_server.engine.governor import Governor
 from fencepost_server.engine.ledger import FireQuery, Ledger
 from fencepost_server.policy.ledger import COUNT_MAX
 
@@ -42,7 +43,7 @@ def _expected(step: Duration, outage: Duration, action: MisfireAction, most: int
     return Expected(on_time=fires - late, caught_up=caught_up, skipped=late - caught_up)
 
 
-def _governed(world: World, rate: float) -> Scheduler:
+def _scheduler(world: World) -> Scheduler:
     return Scheduler(
         database=world.database,
         clock=world.database.clock,
@@ -50,7 +51,7 @@ def _governed(world: World, rate: float) -> Scheduler:
         wake=world.woken,
         batch_max=500,
         concurrency=2,
-        catch_up_rate=rate,
+        parks=True,
     )
 
 
@@ -69,7 +70,7 @@ async def test_an_outage_is_made_up_for_as_the_policy_says(
     ):
         await world.add_job(name, job_spec(schedule), next_run_at=NOON)
     await world.move(outage)
-    scheduler = _governed(world, 50.0)
+    scheduler = _scheduler(world)
     while await scheduler.fire_due():
         pass
 
@@ -111,10 +112,14 @@ async def test_many_jobs_come_back_at_the_rate_of_their_tenant(
     names = [f"job-{number}" for number in range(120)]
     await world.add_jobs(names, job_spec(every(100 * DAY)), next_run_at=NOON)
     await world.move(outage)
-    while await _governed(world, 50.0).fire_due():
+    while await _scheduler(world).fire_due():
         pass
+    governor = Governor(
+        database=world.database, clock=world.database.clock, wake=world.woken, rate=50.0
+    )
     taken = []
     for _ in range(4):
+        await governor.release()
         taken.append(len(await world.claim(1000)))
         await world.move(SECOND)
     # The first of each second is there when it begins.

@@ -6,7 +6,7 @@ import pytest
 from fencepost_server.clock import HOUR, MINUTE, SECOND, from_datetime
 from fencepost_server.domain.run import LOST_LEASE_WAIT_MAX
 from fencepost_server.engine.cancel import cancel_run
-from fencepost_server.engine.lifecycle import Held, Verdict
+from fencepost_server.engine.verdicts import Held, Verdict
 from fencepost_server.errors import StorageUnavailable
 
 from tests.factories import job_spec, plain_retry

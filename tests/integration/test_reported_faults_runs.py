@@ -3,7 +3,7 @@
 import asyncpg
 from fencepost_server.clock import MINUTE, SECOND, to_datetime
 from fencepost_server.domain.run import LOST_LEASE_WAIT_MAX
-from fencepost_server.engine.lifecycle import Held
+from fencepost_server.engine.verdicts import Held
 
 from tests.checker import invariants
 from tests.checker.history import read_history
@@ -85,20 +85,22 @@ async def test_a_listener_that_never_reads_cannot_make_an_enqueue_fail(database_
     """Postgres keeps notifications for the slowest listener; they are few, short, and no part
     of the transaction that makes the runs."""
     idle = await asyncpg.connect(database_url)
-    async with running(database_url) as server:
-        await idle.execute("LISTEN fencepost_lanes")
-        await idle.execute("LISTEN fencepost_jobs")
-        await idle.execute("BEGIN")
-        await idle.fetchval("SELECT pg_current_xact_id()")
-        await server.make_job()
-        for _ in range(5):
-            assert len(await server.enqueue(1000)) == 1000
-        for _ in range(100):
-            assert len(await server.enqueue()) == 1
-        [row] = await server.query(
-            "SELECT pg_notification_queue_usage() AS usage, count(*) AS runs "
-            "FROM fencepost.run_queue"
-        )
-    await idle.close()
+    try:
+        async with running(database_url) as server:
+            await idle.execute("LISTEN fencepost_lanes")
+            await idle.execute("LISTEN fencepost_jobs")
+            await idle.execute("BEGIN")
+            await idle.fetchval("SELECT pg_current_xact_id()")
+            await server.make_job()
+            for _ in range(5):
+                assert len(await server.enqueue(1000)) == 1000
+            for _ in range(100):
+                assert len(await server.enqueue()) == 1
+            [row] = await server.query(
+                "SELECT pg_notification_queue_usage() AS usage, count(*) AS runs "
+                "FROM fencepost.run_queue"
+            )
+    finally:
+        await idle.close()
     assert row["runs"] == 5100
     assert row["usage"] < 0.1

@@ -6,9 +6,16 @@ from datetime import date, timedelta
 
 import asyncpg
 import pytest
-from fencepost_server.clock import DAY, HOUR, from_datetime, to_datetime
+from fencepost_server.clock import DAY, HOUR, SECOND, from_datetime, to_datetime
+from fencepost_server.domain.names import JobName
+from fencepost_server.domain.run import RunKey
+from fencepost_server.engine.backfill import BackfillAsked, Operations
 from fencepost_server.engine.retention import Retention
+from fencepost_server.engine.verdicts import Held
+from fencepost_server.errors import InvalidField
+from fencepost_server.policy.outcome import Failed
 from fencepost_server.store.day_tables import DayTables
+from fencepost_server.store.statements import load
 
 from tests.factories import NOON, every, job_spec
 from tests.integration.world import World, build
@@ -40,6 +47,19 @@ def _retention(world: World, *, days: int = 30, ahead: int = 7) -> Retention:
     return Retention(
         database=world.database, clock=world.database.clock, days=days, days_ahead=ahead
     )
+
+
+async def _attempts(world: World, key: RunKey) -> list[int]:
+    """The recorded attempts of a run as ListAttempts reads them."""
+    rows = await world.database.requests.fetch(
+        load("run_reads")["list_attempts"],
+        job_id=key.job_id,
+        scheduled_at=key.scheduled_at,
+        since=NOON - DAY,
+        before=100,
+        page_max=50,
+    )
+    return [row["attempt"] for row in rows]
 
 
 async def _bounds(world: World) -> tuple[date, date]:
@@ -204,3 +224,134 @@ async def test_the_queue_is_vacuumed_beside_open_transactions(world: World) -> N
         async with asyncio.timeout(10):
             await DayTables(world.dsn).vacuum_queue()
     assert await world.value("SELECT count(*) FROM fencepost.run_queue") == 100
+
+
+async def test_thirty_midnights_with_a_drop_that_is_held_up_for_most_of_them(world: World) -> None:
+    """A reader that never ends holds up drops, never the tables to come."""
+    retention = _retention(world, days=7, ahead=7)
+    await retention.ensure_day_tables()
+    midnight = from_datetime(to_datetime(NOON).replace(hour=0))
+    reader = await asyncpg.connect(world.dsn)
+    try:
+        for night in range(1, 31):
+            if night == 9:
+                await reader.execute("BEGIN; SELECT count(*) FROM fencepost.job_runs")
+            if night == 24:
+                await reader.execute("COMMIT")
+            await world.move_to(midnight + night * DAY)
+            await retention.keep()
+            today = to_datetime(world.now).date()
+            days = await _days(world)
+            for parent in (days, await _days(world, "run_attempts")):
+                assert (parent[-1] - today).days >= 7
+            assert await _bounds(world) == (
+                max(days[0], today - timedelta(days=7)),
+                days[-1] + timedelta(days=1),
+            )
+            # Whoever ends a run tonight has a table for it.
+            run = await world.started(name=f"job-{night}")
+            await world.report(run)
+            assert (await world.ended(run.key))["state"] == "succeeded"
+    finally:
+        await reader.close()
+    for _ in range(15):
+        await retention.keep()
+    assert await _days(world) == await _days(world, "run_attempts")
+    assert (await _days(world))[0] == to_datetime(world.now).date() - timedelta(days=7)
+    assert await _leftovers(world) == 0
+
+
+async def test_a_live_run_of_a_dropped_day_stays_and_its_end_is_recorded(world: World) -> None:
+    """Live runs are in no day table, so no drop can take them."""
+    retention = _retention(world, days=7, ahead=1)
+    run = await world.started()
+    waiting = (await world.enqueue(await world.add_job("later"), at=NOON + HOUR))[0]
+    for _ in range(9):
+        await world.pass_time(9 * SECOND)
+        await world.lifecycle.heartbeat([Held(key=run.key, attempt=run.attempt)])
+        await world.move(DAY)
+        await world.keeper.tick()
+        await retention.keep()
+    assert TODAY not in await _days(world)
+    states = {
+        row["scheduled_at"]: row["state"]
+        for row in await world.query("SELECT scheduled_at, state FROM fencepost.run_queue")
+    }
+    assert states == {
+        to_datetime(run.key.scheduled_at): "running",
+        to_datetime(waiting.scheduled_at): "queued",
+    }
+    await world.report(run)
+    assert (await world.ended(run.key, "job_runs_stray"))["state"] == "succeeded"
+
+
+async def test_no_second_run_is_made_for_an_instant_whose_history_is_gone(world: World) -> None:
+    """The floor, and what the job has fired already, outlive the dropped day."""
+    retention = _retention(world, days=3, ahead=1)
+    job = await world.add_job(spec=job_spec(every()), next_run_at=NOON)
+    await world.scheduler.fire_due()
+    [run] = await world.claim()
+    await world.report(run)
+    await world.query("UPDATE fencepost.job_schedules SET paused = true WHERE job_id = $1", job)
+    await world.move(9 * DAY)
+    for _ in range(6):
+        await retention.keep()
+    assert await world.value("SELECT count(*) FROM fencepost.job_runs") == 0
+    operations = Operations(database=world.database, catalogue=world.catalogue)
+    with pytest.raises(InvalidField) as refused:
+        await operations.backfill(
+            BackfillAsked(
+                name=JobName(tenant="default", job="report"),
+                since=NOON,
+                until=NOON + HOUR,
+                rate=10.0,
+                max_runs=100,
+                allows_overlap=True,
+                reason="",
+                dry_run=False,
+                request=None,
+            ),
+            now=world.now,
+            encode=lambda made: b"",
+        )
+    assert "since: history before" in str(refused.value)
+    last = await world.value("SELECT last_scheduled_at FROM fencepost.job_schedules")
+    assert last == to_datetime(NOON)
+    [late] = await world.enqueue(job, at=NOON)
+    assert late.scheduled_at % SECOND != 0, "an ad-hoc run never takes the key of a fire"
+
+
+async def test_attempts_of_a_dead_letter_outlive_their_day_and_go_with_it(world: World) -> None:
+    """A dead letter is kept until a person decides, and so is everything that led to it."""
+    retention = _retention(world, days=7, ahead=1)
+    letter = await world.started(name="letter")
+    await world.report(letter, Failed(code="BROKEN", reported=True))
+    await world.pass_time(HOUR)
+    [again] = await world.claim()
+    await world.report(again, Failed(code="BROKEN", reported=True, final=True))
+    other = await world.started(name="other")
+    await world.report(other, Failed(code="BROKEN", reported=True))
+    await world.pass_time(HOUR)
+    [done] = await world.claim()
+    await world.report(done)
+    for _ in range(12):
+        await world.move(DAY)
+        await world.keeper.tick()
+        await retention.keep()
+    assert TODAY not in await _days(world, "run_attempts")
+    assert await _attempts(world, letter.key) == [2, 1]
+    assert await _attempts(world, other.key) == []
+    await world.database.requests.fetch(
+        load("dead_letters")["discard_dead_letters"],
+        job_ids=[letter.key.job_id],
+        scheduled_ats=[letter.key.scheduled_at],
+        died_until=world.now,
+        reason="",
+        now=world.now,
+    )
+    for _ in range(20):
+        await world.move(DAY)
+        await world.keeper.tick()
+        await retention.keep()
+    assert await _attempts(world, letter.key) == []
+    assert await world.value("SELECT count(*) FROM fencepost.run_attempts_kept") == 0

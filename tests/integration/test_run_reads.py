@@ -186,15 +186,3 @@ async def test_cancel_of_a_running_run_asks_its_worker(database_url: str) -> Non
             server.runs.CancelRun(run_service_pb2.CancelRunRequest(name=missing))
         )
         assert refused.reason == "RUN_NOT_FOUND"
-
-
-async def test_methods_of_later_versions_are_refused(database_url: str) -> None:
-    async with serving(database_url) as server:
-        for call in (
-            server.runs.ReplayRun(run_service_pb2.ReplayRunRequest()),
-            server.runs.DiscardRun(run_service_pb2.DiscardRunRequest()),
-            server.runs.BatchUpdateRuns(run_service_pb2.BatchUpdateRunsRequest()),
-            server.runs.ExplainRun(run_service_pb2.ExplainRunRequest()),
-            server.runs.WatchRuns(run_service_pb2.WatchRunsRequest()).read(),
-        ):
-            assert "not served" in (await refusal(call)).message

@@ -5,7 +5,6 @@ says, so leases and fires move by hand and every instant is exact.
 """
 
 import asyncio
-import json
 import os
 import uuid
 from collections.abc import AsyncIterator, Sequence
@@ -19,6 +18,7 @@ from fencepost_server.clock import (
     SECOND,
     Duration,
     Instant,
+    from_datetime,
     to_datetime,
 )
 from fencepost_server.cluster.ownership import AllPartitions
@@ -28,12 +28,13 @@ from fencepost_server.domain.schedule import CronSpec, spec_to_json
 from fencepost_server.engine.cancel import cancel_run
 from fencepost_server.engine.claims import Claimed, Claimer
 from fencepost_server.engine.firing import Scheduler
-from fencepost_server.engine.lifecycle import Judged, Lifecycle, Report
+from fencepost_server.engine.lifecycle import Lifecycle
 from fencepost_server.engine.promoter import Promoter
 from fencepost_server.engine.reaper import LeaseKeeper, Reaper
 from fencepost_server.engine.retention import Retention
 from fencepost_server.engine.settle import Settled, settle
 from fencepost_server.engine.specs import SpecCache
+from fencepost_server.engine.verdicts import Judged, Report
 from fencepost_server.policy.outcome import Ending
 from fencepost_server.policy.schedule import interned_spec
 from fencepost_server.store import jobs as job_store
@@ -46,8 +47,13 @@ from tests.factories import NOON, job_spec
 from tests.integration.held_database import HandClock, hold_clock
 from tests.integration.ledger import Ledger, Woken
 
-_UPKEEP, _ENQUEUE = load("upkeep"), load("enqueue")
+_UPKEEP = load("upkeep")
 TIMEOUT_FAILURE = b"timed out"
+TIMEOUT_FAILURES = {
+    "TIMEOUT": TIMEOUT_FAILURE,
+    "QUEUE_TIMEOUT": b"waited too long",
+    "TOTAL_TIMEOUT": b"took too long",
+}
 # Heartbeats of the fleet are ticked at least this often, or the reaper pauses.
 _TICK: Duration = 9 * SECOND
 
@@ -178,33 +184,34 @@ class World(Ledger):
         priority: int | None = None,
     ) -> list[RunKey]:
         """Ad-hoc runs of a job, due `at` (now) and the microseconds after it."""
-        row = await self.raw.fetchrow(
-            "SELECT * FROM fencepost.job_schedules WHERE job_id = $1::uuid", job_id
-        )
-        assert row is not None
         first = (self.now if at is None else at) + 1
         instants = [first + i for i in range(count)]
-        rows = await self.database.requests.fetch(
-            _ENQUEUE["insert_enqueued"],
-            tenant_id=self.tenant_id,
-            now=self.now,
-            job_ids=[job_id] * count,
-            scheduled_ats=instants,
-            available_ats=[max(self.now, first - 1)] * count,
-            queue_ids=[row["queue_id"]] * count,
-            kind_ids=[row["kind_id"]] * count,
-            versions=[row["version"]] * count,
-            priorities=[row["priority"] if priority is None else priority] * count,
-            leases_s=[row["lease_s"]] * count,
-            graces_s=[row["cancel_grace_s"]] * count,
-            timeouts_s=[row["attempt_timeout_s"]] * count,
-            job_caps=[row["max_in_flight"]] * count,
-            concurrency_keys=[key or row["concurrency_key"]] * count,
-            payloads=[None] * count,
-            labels=[json.dumps({})] * count,
-            trace_contexts=[None] * count,
+        rows = await self.raw.fetch(
+            """
+            INSERT INTO fencepost.run_queue
+                (job_id, scheduled_at, available_at, created_at, tenant_id, queue_id, kind_id,
+                 version, state, origin, priority, lease_s, cancel_grace_s, attempt_timeout_s,
+                 max_in_flight, concurrency_key, labels, queue_timeout_s, wait_until, total_until)
+            SELECT s.job_id, i.at, $3, $4, s.tenant_id, s.queue_id, s.kind_id, s.version, 'queued',
+                   'enqueue', coalesce($5, s.priority), s.lease_s, s.cancel_grace_s,
+                   s.attempt_timeout_s, s.max_in_flight, coalesce($6, s.concurrency_key), '{}',
+                   s.queue_timeout_s, $3::timestamptz + s.queue_timeout_s * interval '1 second',
+                   $3::timestamptz + s.total_timeout_s * interval '1 second'
+            FROM fencepost.job_schedules AS s CROSS JOIN unnest($2::timestamptz[]) AS i (at)
+            WHERE s.job_id = $1::uuid
+            ON CONFLICT DO NOTHING
+            RETURNING job_id, scheduled_at
+            """,
+            job_id,
+            [to_datetime(at) for at in instants],
+            to_datetime(max(self.now, first - 1)),
+            to_datetime(self.now),
+            priority,
+            key or None,
         )
-        return sorted(RunKey(str(row["job_id"]), row["scheduled_at"]) for row in rows)
+        return sorted(
+            RunKey(str(row["job_id"]), from_datetime(row["scheduled_at"])) for row in rows
+        )
 
     async def settle(self, job_ids: Sequence[str], **options: Any) -> Settled:
         """`settle` in a transaction of its own, at now."""
@@ -247,7 +254,10 @@ class World(Ledger):
     async def cancel(self, key: RunKey, *, reason: str = "", grace: Duration | None = None) -> bool:
         """Whether the run was live to be cancelled."""
         async with self.database.requests.transaction() as connection:
-            return await cancel_run(connection, key=key, reason=reason, grace=grace, now=self.now)
+            effects = await cancel_run(
+                connection, key=key, reason=reason, grace=grace, now=self.now
+            )
+        return effects is not None
 
     async def report(
         self, run: Claimed, ending: Ending | None = None, *, attempt: int | None = None, **more: Any
@@ -317,7 +327,7 @@ async def _assemble(
             lifecycle=lifecycle,
             specs=specs,
             heartbeat_interval=10 * SECOND,
-            failure=TIMEOUT_FAILURE,
+            failures=TIMEOUT_FAILURES,
         ),
         promoter=Promoter(database=database, clock=clock, wake=woken),
         retention=Retention(database=database, clock=clock, days=30, days_ahead=1),

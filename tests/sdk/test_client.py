@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
+from typing import Any
 
 import grpc
 import pytest
@@ -17,10 +18,12 @@ from fencepost import (
     NotFound,
     ResourceExhausted,
     Unavailable,
+    UniqueKey,
 )
 from fencepost.retry import CallRetry
 from fencepost.status import StatusDetails
 from fencepost.v1 import run_pb2
+from google.protobuf.duration_pb2 import Duration
 
 from tests.sdk.fake_server import FakeServer, Refusal
 
@@ -47,6 +50,39 @@ async def test_an_unavailable_server_is_asked_again_with_the_same_request_id(
     assert request.unique_key.key == "inv-42"
     assert (request.delay.seconds, request.delay.nanos) == (1, 500_000_000)
     assert not request.HasField("priority")
+
+
+async def test_what_becomes_of_a_held_key_is_said_with_the_call(
+    server: FakeServer, client: Client
+) -> None:
+    await client.enqueue("nightly", unique="a", on_conflict="reject", keep_for=0)
+    new = NewRun(job="nightly", unique="b", on_conflict="replace_waiting", keep_for=1.5)
+    [first], second = server.enqueued, new.to_request(client.connection)
+    assert first.unique_key.on_conflict == run_pb2.UNIQUE_CONFLICT_ACTION_REJECT
+    assert first.unique_key.HasField("keep_for")
+    assert first.unique_key.keep_for.ToNanoseconds() == 0
+    assert second.unique_key == UniqueKey(
+        key="b",
+        on_conflict=run_pb2.UNIQUE_CONFLICT_ACTION_REPLACE_WAITING,
+        keep_for=Duration(seconds=1, nanos=500_000_000),
+    )
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ({"on_conflict": "reject"}, "set unique"),
+        ({"keep_for": 1}, "set unique"),
+        ({"unique": "a", "on_conflict": "REJECT"}, "return_existing, reject, replace_waiting"),
+        ({"unique": UniqueKey(key="a"), "keep_for": 1}, "UniqueKey"),
+    ],
+)
+async def test_nonsense_about_keys_is_refused_before_a_call(
+    server: FakeServer, client: Client, values: dict[str, Any], told: str
+) -> None:
+    with pytest.raises(ValueError, match=told):
+        await client.enqueue("nightly", **values)
+    assert server.enqueued == []
 
 
 async def test_another_call_has_another_request_id(server: FakeServer, client: Client) -> None:

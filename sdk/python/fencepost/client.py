@@ -15,7 +15,7 @@ from fencepost.calls import Response, call
 from fencepost.connection import Connection
 from fencepost.durations import Seconds, to_duration, to_seconds
 from fencepost.errors import DeadlineExceeded, FencepostError, error_of_problem
-from fencepost.new_run import NewRun, UniqueKey
+from fencepost.new_run import NewRun, OnConflict, UniqueKey
 from fencepost.payload import encode_payload
 from fencepost.retry import CallRetry
 from fencepost.v1 import (
@@ -173,11 +173,15 @@ class Client:
         labels: Mapping[str, str] | None = None,
         unique: str | UniqueKey | None = None,
         concurrency_key: str | None = None,
+        on_conflict: OnConflict | None = None,
+        keep_for: Seconds | None = None,
     ) -> run_pb2.Run:
         """Makes one run of a job, now, at `run_at` (with a time zone) or after `delay`.
 
-        What is None is as the job says. `unique` is a business key: while a run holds it, and
-        24 h longer, that run is returned and nothing made; a UniqueKey says more.
+        What is None is as the job says. `unique` is a business key of the job: while a run
+        holds it, and `keep_for` (24 h; at most 30 d, 0 frees it at once) after that run's end,
+        `on_conflict` decides: "return_existing" returns that run and makes nothing, "reject"
+        raises AlreadyExists, "replace_waiting" cancels it if it was never claimed.
         """
         new = NewRun(
             job=job,
@@ -188,6 +192,8 @@ class Client:
             labels=labels,
             unique=unique,
             concurrency_key=concurrency_key,
+            on_conflict=on_conflict,
+            keep_for=keep_for,
         )
         request = new.to_request(self.connection)
         return (await self._call(self._runs().EnqueueRun, request)).run

@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
+from typing import Literal
 
 from fencepost.connection import Connection
 from fencepost.durations import Seconds, to_duration, to_timestamp
@@ -13,6 +14,12 @@ from fencepost.payload import encode_payload
 from fencepost.v1 import run_pb2, run_service_pb2
 
 UniqueKey = run_pb2.UniqueKey
+OnConflict = Literal["return_existing", "reject", "replace_waiting"]
+_ACTIONS: dict[str, run_pb2.UniqueConflictAction.ValueType] = {
+    "return_existing": run_pb2.UNIQUE_CONFLICT_ACTION_RETURN_EXISTING,
+    "reject": run_pb2.UNIQUE_CONFLICT_ACTION_REJECT,
+    "replace_waiting": run_pb2.UNIQUE_CONFLICT_ACTION_REPLACE_WAITING,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +34,8 @@ class NewRun:
     labels: Mapping[str, str] | None = None
     unique: str | UniqueKey | None = None
     concurrency_key: str | None = None
+    on_conflict: OnConflict | None = None
+    keep_for: Seconds | None = None
 
     def to_request(self, connection: Connection) -> run_service_pb2.EnqueueRunRequest:
         """With a fresh request id. ValueError for what no server would take."""
@@ -44,8 +53,24 @@ class NewRun:
             request.run_at.CopyFrom(to_timestamp(self.run_at))
         if self.delay is not None:
             request.delay.CopyFrom(to_duration(self.delay))
+        self._write_unique(request)
+        return request
+
+    def _write_unique(self, request: run_service_pb2.EnqueueRunRequest) -> None:
+        has_more = self.on_conflict is not None or self.keep_for is not None
         if isinstance(self.unique, UniqueKey):
+            if has_more:
+                raise ValueError("a UniqueKey says itself what on_conflict and keep_for are")
             request.unique_key.CopyFrom(self.unique)
         elif self.unique is not None:
             request.unique_key.key = self.unique
-        return request
+            if self.on_conflict is not None:
+                if self.on_conflict not in _ACTIONS:
+                    raise ValueError(
+                        f"on_conflict: got {self.on_conflict!r}, want {', '.join(_ACTIONS)}"
+                    )
+                request.unique_key.on_conflict = _ACTIONS[self.on_conflict]
+            if self.keep_for is not None:
+                request.unique_key.keep_for.CopyFrom(to_duration(self.keep_for))
+        elif has_more:
+            raise ValueError("on_conflict and keep_for are about a unique key: set unique")

@@ -1,5 +1,6 @@
 """AdminService: tenants, queues, workers, and the server itself."""
 
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import grpc.aio
@@ -8,19 +9,17 @@ from fencepost.v1 import admin_service_pb2_grpc
 
 from fencepost_server.api import validate
 from fencepost_server.api.calendar_calls import CalendarCalls
+from fencepost_server.api.etags import check_etag, read_etag
 from fencepost_server.api.limits import REVISION_MAX, REVISION_MIN, server_limits
 from fencepost_server.api.masks import merged
 from fencepost_server.api.page_tokens import PageTokens, query_hash
+from fencepost_server.api.queue_calls import QueueCalls
 from fencepost_server.api.request_ids import read_request
 from fencepost_server.api.unserved import refuse_method
 from fencepost_server.api.wire_admin import (
-    QUEUE_FIELDS,
     TENANT_FIELDS,
-    queue_etag,
-    read_queue,
     read_tenant,
     tenant_etag,
-    write_queue,
     write_tenant,
     write_worker,
 )
@@ -28,45 +27,40 @@ from fencepost_server.api.wire_forecast import write_forecast
 from fencepost_server.api.wire_time import to_duration, to_timestamp
 from fencepost_server.clock import HOUR, Clock, Duration
 from fencepost_server.domain.names import (
-    check_queue_name,
     check_tenant_name,
-    format_queue,
     format_tenant,
     format_worker,
-    parse_queue,
     parse_tenant,
     parse_worker,
 )
 from fencepost_server.engine.forecast import Forecasts
 from fencepost_server.errors import (
-    EtagMismatch,
     NotImplementedYet,
-    QueueAlreadyExists,
     TenantAlreadyExists,
     WorkerNotFound,
 )
 from fencepost_server.policy.zone import tzdata_version
 from fencepost_server.store.admin import (
     AdminStore,
-    QueueRecord,
-    QueueSettings,
     Remember,
     TenantRecord,
     TenantSettings,
 )
 from fencepost_server.store.calendars import CalendarStore
-from fencepost_server.store.catalogue import Catalogue, queue_not_found, tenant_not_found
+from fencepost_server.store.catalogue import Catalogue, tenant_not_found
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
-ETAG_CHARS_MAX = 64
 FORECAST_HOURS_DEFAULT = 24
 FORECAST_HOURS_MAX = 168
 _ALL_TENANTS = "tenants/-"
 
 
 class AdminServicer(admin_service_pb2_grpc.AdminServiceServicer):
-    """Serves AdminService. `version` is the server's own; ended runs stay for `history_kept`."""
+    """Serves AdminService. `version` is the server's own; ended runs stay for `history_kept`.
+
+    `queue_changed()` is called after limits or pauses may have changed.
+    """
 
     def __init__(
         self,
@@ -79,6 +73,7 @@ class AdminServicer(admin_service_pb2_grpc.AdminServiceServicer):
         calendars: CalendarStore,
         version: str,
         history_kept: Duration,
+        queue_changed: Callable[[], None] | None = None,
     ) -> None:
         self._store = store
         self._catalogue = catalogue
@@ -88,8 +83,16 @@ class AdminServicer(admin_service_pb2_grpc.AdminServiceServicer):
         self._calendars = CalendarCalls(
             store=calendars, catalogue=catalogue, clock=clock, page_tokens=page_tokens
         )
+        self._queues = QueueCalls(
+            store=store,
+            catalogue=catalogue,
+            clock=clock,
+            page_tokens=page_tokens,
+            changed=self._limits_changed,
+        )
         self._version = version
         self._history_kept = history_kept
+        self._queue_changed = queue_changed
 
     async def GetServerInfo(
         self, request: pb.GetServerInfoRequest, context: Context
@@ -155,10 +158,10 @@ class AdminServicer(admin_service_pb2_grpc.AdminServiceServicer):
     ) -> pb.UpdateTenantResponse:
         """Changes the masked settings of a tenant."""
         name = parse_tenant(request.tenant.name, field="tenant.name")
-        etag = _etag(request.tenant.etag, "tenant.etag")
+        etag = read_etag(request.tenant.etag, "tenant.etag")
 
         def change(stored: TenantRecord) -> TenantSettings:
-            _check_etag(etag, tenant_etag(stored), format_tenant(name))
+            check_etag(etag, tenant_etag(stored), format_tenant(name))
             return read_tenant(
                 merged(
                     write_tenant(stored),
@@ -171,88 +174,30 @@ class AdminServicer(admin_service_pb2_grpc.AdminServiceServicer):
         changed = await self._store.update_tenant(name, change, now=self._clock.now())
         if changed is None:
             raise tenant_not_found(name)
+        self._limits_changed()
         return pb.UpdateTenantResponse(tenant=write_tenant(changed))
 
     async def CreateQueue(
         self, request: pb.CreateQueueRequest, context: Context
     ) -> pb.CreateQueueResponse:
         """Adds a queue."""
-        tenant = parse_tenant(request.parent, field="parent")
-        name = check_queue_name(request.queue_name, field="queue_name")
-        settings = read_queue(request.queue)
-        key = read_request(request)
-        made = await self._store.create_queue(
-            await self._catalogue.tenant_id(tenant),
-            name,
-            settings,
-            now=self._clock.now(),
-            remember=None
-            if key is None
-            else Remember(
-                request=key, encode=lambda each: _queue(each, tenant).SerializeToString()
-            ),
-        )
-        if made is None:
-            full = format_queue(tenant, name)
-            raise QueueAlreadyExists(f"{full} exists already", resource=full, name=full)
-        if isinstance(made, bytes):
-            return pb.CreateQueueResponse.FromString(made)
-        return _queue(made, tenant)
+        return await self._queues.create(request)
 
     async def GetQueue(self, request: pb.GetQueueRequest, context: Context) -> pb.GetQueueResponse:
         """Reads a queue."""
-        name = parse_queue(request.name, field="name")
-        tenant_id = await self._catalogue.tenant_id(name.tenant)
-        found = await self._store.read_queue(tenant_id, name.queue_name)
-        if found is None:
-            raise queue_not_found(name.tenant, name.queue_name)
-        return pb.GetQueueResponse(queue=write_queue(found, tenant=name.tenant))
+        return await self._queues.get(request)
 
     async def ListQueues(
         self, request: pb.ListQueuesRequest, context: Context
     ) -> pb.ListQueuesResponse:
         """Reads a page of queues, by name."""
-        tenant = parse_tenant(request.parent, field="parent")
-        size = validate.page_size(request.page_size)
-        hashed = query_hash(request)
-        found = await self._store.list_queues(
-            await self._catalogue.tenant_id(tenant),
-            after=self._after(request.page_token, hashed),
-            limit=size + 1,
-        )
-        more = self._page_tokens.make([found[size - 1].name], query=hashed) if found[size:] else ""
-        return pb.ListQueuesResponse(
-            queues=[write_queue(each, tenant=tenant) for each in found[:size]],
-            next_page_token=more,
-        )
+        return await self._queues.list(request)
 
     async def UpdateQueue(
         self, request: pb.UpdateQueueRequest, context: Context
     ) -> pb.UpdateQueueResponse:
         """Changes the masked settings of a queue; pausing is one of them."""
-        name = parse_queue(request.queue.name, field="queue.name")
-        etag = _etag(request.queue.etag, "queue.etag")
-
-        def change(stored: QueueRecord) -> QueueSettings:
-            _check_etag(etag, queue_etag(stored), str(name))
-            return read_queue(
-                merged(
-                    write_queue(stored, tenant=name.tenant),
-                    request.queue,
-                    request.update_mask,
-                    changeable=QUEUE_FIELDS,
-                )
-            )
-
-        changed = await self._store.update_queue(
-            await self._catalogue.tenant_id(name.tenant),
-            name.queue_name,
-            change,
-            now=self._clock.now(),
-        )
-        if changed is None:
-            raise queue_not_found(name.tenant, name.queue_name)
-        return pb.UpdateQueueResponse(queue=write_queue(changed, tenant=name.tenant))
+        return await self._queues.update(request)
 
     async def GetWorker(
         self, request: pb.GetWorkerRequest, context: Context
@@ -294,6 +239,10 @@ class AdminServicer(admin_service_pb2_grpc.AdminServiceServicer):
             workers=[write_worker(each, tenant=tenant) for each in found[:size]],
             next_page_token=more,
         )
+
+    def _limits_changed(self) -> None:
+        if self._queue_changed is not None:
+            self._queue_changed()
 
     def _after(self, token: str, query: bytes) -> str | None:
         return str(self._page_tokens.read(token, query=query)[0]) if token else None
@@ -362,22 +311,3 @@ class AdminServicer(admin_service_pb2_grpc.AdminServiceServicer):
 
 def _tenant(record: TenantRecord) -> pb.CreateTenantResponse:
     return pb.CreateTenantResponse(tenant=write_tenant(record))
-
-
-def _queue(record: QueueRecord, tenant: str) -> pb.CreateQueueResponse:
-    return pb.CreateQueueResponse(queue=write_queue(record, tenant=tenant))
-
-
-def _etag(etag: str, field: str) -> str:
-    return validate.ascii_text(etag, field=field, chars_max=ETAG_CHARS_MAX)
-
-
-def _check_etag(sent: str, current: str, name: str) -> None:
-    if sent and sent != current:
-        raise EtagMismatch(
-            f"{name} has changed since it was read; read it again (its etag is {current})",
-            field="etag",
-            resource=name,
-            name=name,
-            currentEtag=current,
-        )

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from fencepost.v1 import worker_pb2
 
 from fencepost_server.api.wire_worker import read_held
-from fencepost_server.engine.lifecycle import Held
+from fencepost_server.engine.verdicts import Held
 from fencepost_server.errors import InvalidField
 
 

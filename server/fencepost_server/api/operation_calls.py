@@ -4,17 +4,38 @@ from fencepost.v1 import run_service_pb2
 
 from fencepost_server.api import validate
 from fencepost_server.api.page_tokens import PageTokens, query_hash
-from fencepost_server.api.wire_operation import read_operation_filter, write_operation
+from fencepost_server.api.wire_operation import (
+    read_bulk,
+    read_operation_filter,
+    write_bulk,
+    write_operation,
+)
 from fencepost_server.domain.names import parse_operation, parse_tenant
 from fencepost_server.engine.backfill import Operations
+from fencepost_server.engine.bulk import Bulk, BulkUpdates
 
 
 class OperationCalls:
-    """Serves GetOperation, ListOperations and StopOperation for the servicer."""
+    """Serves BatchUpdateRuns, GetOperation, ListOperations and StopOperation for the servicer."""
 
-    def __init__(self, *, operations: Operations, page_tokens: PageTokens) -> None:
+    def __init__(
+        self, *, operations: Operations, bulk: BulkUpdates, page_tokens: PageTokens
+    ) -> None:
         self._operations = operations
+        self._bulk = bulk
         self._page_tokens = page_tokens
+
+    async def start(
+        self, request: run_service_pb2.BatchUpdateRunsRequest
+    ) -> run_service_pb2.BatchUpdateRunsResponse:
+        """Begins to change many runs, or only counts them."""
+        asked = read_bulk(request)
+
+        def encode(bulk: Bulk) -> bytes:
+            return write_bulk(bulk, tenant=asked.parent.tenant).SerializeToString()
+
+        answer = await self._bulk.start(asked, now=self._operations.now(), encode=encode)
+        return run_service_pb2.BatchUpdateRunsResponse.FromString(answer)
 
     async def get(
         self, request: run_service_pb2.GetOperationRequest

@@ -47,6 +47,7 @@ FIELDS: Mapping[str, FieldKind] = {
     "kind": PREFIX_TEXT,
     "worker": TEXT,
     "last_failure.code": TEXT,
+    "unique_key": TEXT,
     LABELS_FIELD: LABELS,
 }
 

@@ -2,37 +2,45 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import aclosing
 from typing import Any, Protocol, TypeAlias
 
 import grpc.aio
 from fencepost.v1 import run_service_pb2, run_service_pb2_grpc
 
 from fencepost_server.api import validate
+from fencepost_server.api.dead_letter_calls import DeadLetterCalls
+from fencepost_server.api.explain_calls import ExplainCalls
 from fencepost_server.api.operation_calls import OperationCalls
 from fencepost_server.api.page_tokens import PageTokens, query_hash
 from fencepost_server.api.run_filter import read_filter
 from fencepost_server.api.status import to_problem
 from fencepost_server.api.trace_context import read_trace_context
 from fencepost_server.api.unary_calls import UnaryCalls, check_count, read_wait
-from fencepost_server.api.unserved import refuse_method
+from fencepost_server.api.watch_calls import WatchCalls
 from fencepost_server.api.wire_job import CANCEL_GRACE_MAX, REASON_BYTES_MAX
-from fencepost_server.api.wire_run import read_enqueue, write_attempt, write_run
+from fencepost_server.api.wire_operation import read_parent
+from fencepost_server.api.wire_run import (
+    read_enqueue,
+    read_remembered,
+    write_attempt,
+    write_enqueued,
+    write_run,
+)
 from fencepost_server.api.wire_time import to_timestamp
 from fencepost_server.clock import SECOND, Duration
-from fencepost_server.domain.names import JobName, parse_job, parse_run, parse_tenant
+from fencepost_server.domain.names import parse_run, parse_tenant
 from fencepost_server.domain.run import RunKey
 from fencepost_server.engine.enqueue import EnqueueEntry, Enqueues, Outcome
 from fencepost_server.engine.job_creation import Origin
 from fencepost_server.engine.run_reads import RunReads
 from fencepost_server.errors import FencepostError
-from fencepost_server.store.runs import RunRecord
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 
 FULL_PAGE_MAX = 50
 # What is left of a WaitRun's own deadline when its answer is written.
 _WAIT_LEFT_MIN: Duration = SECOND
-_ALL_JOBS = "/jobs/-"
 _VIEWS = run_service_pb2.RunView.keys()
 
 
@@ -57,6 +65,9 @@ class RunServicer(run_service_pb2_grpc.RunServiceServicer):
         unary: UnaryCalls,
         sessions: Sessions,
         operations: OperationCalls,
+        dead_letters: DeadLetterCalls,
+        watching: WatchCalls,
+        explaining: ExplainCalls,
         page_tokens: PageTokens,
     ) -> None:
         self._enqueues = enqueues
@@ -64,12 +75,17 @@ class RunServicer(run_service_pb2_grpc.RunServiceServicer):
         self._unary = unary
         self._sessions = sessions
         self._operations = operations
+        self._watching = watching
+        self._explaining = explaining
+        self._dead_letters = dead_letters
         self._page_tokens = page_tokens
         self._leaving = asyncio.Event()
 
     def drain(self) -> None:
         """End all long polls; sessions are drained by themselves."""
         self._leaving.set()
+        self._reads.wake_waiting()
+        self._watching.drain()
         self._unary.drain()
 
     # Making runs ----------------------------------------------------------------------------
@@ -81,7 +97,9 @@ class RunServicer(run_service_pb2_grpc.RunServiceServicer):
         now = self._enqueues.now()
         entry = read_enqueue(request, now=now)
         origin = Origin(tenant=entry.job.tenant, now=now, trace_context=read_trace_context(context))
-        (outcome,) = await self._enqueues.enqueue(origin, [entry], encode=_enqueued)
+        (outcome,) = await self._enqueues.enqueue(
+            origin, [entry], encode=write_enqueued, recall=read_remembered
+        )
         if isinstance(outcome, FencepostError):
             raise outcome
         return run_service_pb2.EnqueueRunResponse.FromString(outcome)
@@ -101,7 +119,9 @@ class RunServicer(run_service_pb2_grpc.RunServiceServicer):
             except FencepostError as error:
                 outcomes[index] = error
         origin = Origin(tenant=tenant, now=now, trace_context=read_trace_context(context))
-        made = await self._enqueues.enqueue(origin, list(entries.values()), encode=_enqueued)
+        made = await self._enqueues.enqueue(
+            origin, list(entries.values()), encode=write_enqueued, recall=read_remembered
+        )
         outcomes.update(zip(entries, made, strict=True))
         response = run_service_pb2.BatchEnqueueRunsResponse()
         for index in range(len(request.requests)):
@@ -144,7 +164,7 @@ class RunServicer(run_service_pb2_grpc.RunServiceServicer):
         self, request: run_service_pb2.ListRunsRequest, context: Context
     ) -> run_service_pb2.ListRunsResponse:
         """Reads a page of runs, newest first."""
-        scope = _parent(request.parent)
+        scope = read_parent(request.parent)
         query = read_filter(request.filter, job=scope.job or None)
         full = _is_full(request.view, default=False)
         page_size = validate.page_size(request.page_size)
@@ -155,7 +175,7 @@ class RunServicer(run_service_pb2_grpc.RunServiceServicer):
             after = RunKey(str(job_id), int(at))
             since = int(looked) if looked != "" else None
         page = await self._reads.list(
-            scope.tenant,
+            scope,
             query,
             after=after,
             searched_since=since,
@@ -206,6 +226,20 @@ class RunServicer(run_service_pb2_grpc.RunServiceServicer):
             run=write_run(record, full=full), ended=not record.state.is_live
         )
 
+    async def WatchRuns(
+        self, request: run_service_pb2.WatchRunsRequest, context: Context
+    ) -> AsyncIterator[run_service_pb2.WatchRunsResponse]:
+        """Streams changes of runs."""
+        async with aclosing(self._watching.watch(request)) as responses:
+            async for response in responses:
+                yield response
+
+    async def ExplainRun(
+        self, request: run_service_pb2.ExplainRunRequest, context: Context
+    ) -> run_service_pb2.ExplainRunResponse:
+        """Says what keeps a run from starting."""
+        return await self._explaining.explain(request)
+
     # Work -----------------------------------------------------------------------------------
 
     async def Work(  # type: ignore[override]  # it writes through the context
@@ -252,35 +286,29 @@ class RunServicer(run_service_pb2_grpc.RunServiceServicer):
 
     # Not served yet -------------------------------------------------------------------------
 
-    async def WatchRuns(  # type: ignore[override]  # it never streams
-        self, request: run_service_pb2.WatchRunsRequest, context: Context
-    ) -> None:
-        """Not served yet."""
-        refuse_method("WatchRuns")
-
     async def ReplayRun(
         self, request: run_service_pb2.ReplayRunRequest, context: Context
     ) -> run_service_pb2.ReplayRunResponse:
-        """Not served yet."""
-        refuse_method("ReplayRun")
+        """Runs a dead letter again."""
+        return await self._dead_letters.replay(request)
 
     async def DiscardRun(
         self, request: run_service_pb2.DiscardRunRequest, context: Context
     ) -> run_service_pb2.DiscardRunResponse:
-        """Not served yet."""
-        refuse_method("DiscardRun")
+        """Gives a dead letter up."""
+        return await self._dead_letters.discard(request)
+
+    async def ListDeadLetterGroups(
+        self, request: run_service_pb2.ListDeadLetterGroupsRequest, context: Context
+    ) -> run_service_pb2.ListDeadLetterGroupsResponse:
+        """Says how dead letters died."""
+        return await self._dead_letters.groups(request)
 
     async def BatchUpdateRuns(
         self, request: run_service_pb2.BatchUpdateRunsRequest, context: Context
     ) -> run_service_pb2.BatchUpdateRunsResponse:
-        """Not served yet."""
-        refuse_method("BatchUpdateRuns")
-
-    async def ExplainRun(
-        self, request: run_service_pb2.ExplainRunRequest, context: Context
-    ) -> run_service_pb2.ExplainRunResponse:
-        """Not served yet."""
-        refuse_method("ExplainRun")
+        """Begins to change many runs."""
+        return await self._operations.start(request)
 
     async def GetOperation(
         self, request: run_service_pb2.GetOperationRequest, context: Context
@@ -299,18 +327,6 @@ class RunServicer(run_service_pb2_grpc.RunServiceServicer):
     ) -> run_service_pb2.StopOperationResponse:
         """Ends an operation early."""
         return await self._operations.stop(request)
-
-
-def _enqueued(record: RunRecord) -> bytes:
-    return run_service_pb2.EnqueueRunResponse(run=write_run(record, full=False)).SerializeToString()
-
-
-def _parent(parent: str) -> JobName:
-    """The tenant, and the job or "" for all of them."""
-    if parent.count("/") <= 1 or parent.endswith(_ALL_JOBS):
-        tenant = parse_tenant(parent.removesuffix(_ALL_JOBS), field="parent")
-        return JobName(tenant=tenant, job="")
-    return parse_job(parent, field="parent")
 
 
 def _is_full(view: int, *, default: bool) -> bool:

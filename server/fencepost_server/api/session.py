@@ -13,6 +13,7 @@ from typing import Any
 import structlog
 from fencepost.v1 import run_service_pb2, worker_pb2
 
+from fencepost_server.api.in_flight import InFlight
 from fencepost_server.api.inventory import read_inventory
 from fencepost_server.api.limits import CREDIT_WINDOW_MAX
 from fencepost_server.api.outbox import WRITE_WAIT_MAX, Outbox
@@ -31,14 +32,11 @@ from fencepost_server.api.wire_worker import (
 from fencepost_server.clock import SECOND, Clock, Duration, monotonic
 from fencepost_server.domain.run import RunKey
 from fencepost_server.engine.claims import Claimed
-from fencepost_server.engine.dispatcher import Dispatcher, Subscription
-from fencepost_server.engine.lifecycle import (
-    Judged,
-    Lifecycle,
-    Renewal,
-    Report,
-    Verdict,
-)
+from fencepost_server.engine.dealing import Subscription
+from fencepost_server.engine.dispatcher import Dispatcher
+from fencepost_server.engine.lifecycle import Lifecycle
+from fencepost_server.engine.notices import NoticeBoard
+from fencepost_server.engine.verdicts import Judged, Notice, Renewal, Report, Verdict
 from fencepost_server.engine.workers import WorkerMark, WorkerRegistry
 from fencepost_server.errors import (
     FencepostError,
@@ -75,6 +73,7 @@ class SessionParts:
     workers: WorkerRegistry
     assignments: Assignments
     settle: Settlement
+    notices: NoticeBoard
 
 
 class Session:
@@ -90,9 +89,7 @@ class Session:
         self._held = 0
         self._heard_at = monotonic()
         self._opened_at = monotonic()
-        self._in_flight: dict[tuple[RunKey, int], int] = {}
-        self._unlisted: set[tuple[RunKey, int]] = set()
-        self._bounded = any(each.in_flight_max for each in info.subscriptions.values())
+        self._in_flight = InFlight(info.subscriptions)
         self._takes_runs = True
         self._left = False
         self._is_newest = True
@@ -118,11 +115,7 @@ class Session:
         if self.outbox.receipt_lag() > RECEIPT_LAG_MAX:
             return 0
         free = min(self._credit_limit, self._received + CREDIT_WINDOW_MAX) - self._sent
-        bound = self.info.subscriptions[queue_id].in_flight_max
-        if bound:
-            used = sum(1 for queue in self._in_flight.values() if queue == queue_id)
-            free = min(free, bound - used)
-        return free
+        return self._in_flight.free(queue_id, free)
 
     def deliver(self, runs: Sequence[Claimed]) -> None:
         """Send claimed runs; a session that has ended meanwhile gives them back."""
@@ -130,11 +123,14 @@ class Session:
             self._parts.settle.undelivered([(run.key, run.attempt) for run in runs])
             return
         self._sent += len(runs)
-        if self._bounded:
-            for run in runs:
-                self._in_flight[run.key, run.attempt] = run.queue_id
+        self._in_flight.took(runs)
         now = self._parts.clock.now()
         self.outbox.deal(runs, partial(self._parts.assignments.fill, now=now))
+
+    def tell(self, notices: Sequence[Notice]) -> None:
+        """Say early what the next heartbeat would be answered with."""
+        message = worker_pb2.RunNotices(notices=map(write_notice, notices))
+        self.outbox.say(run_service_pb2.WorkResponse(notices=message))
 
     @property
     def age(self) -> Duration:
@@ -254,8 +250,9 @@ class Session:
         ack = worker_pb2.HeartbeatAck(seq=heartbeat.seq)
         held, unknown = read_inventory(heartbeat.runs)
         ack.notices.extend(unknown)
-        if self._bounded and heartbeat.complete_inventory:
-            self._forget_unlisted({(each.key, each.attempt) for each in held})
+        if self._in_flight.is_bounded and heartbeat.complete_inventory:
+            self._in_flight.keep((each.key, each.attempt) for each in held)
+            self._parts.dispatcher.credit_raised()
         renewals: Sequence[Renewal]
         try:
             renewals = await self._parts.lifecycle.heartbeat(held)
@@ -268,7 +265,7 @@ class Session:
             elif renewal.notice is not None:
                 ack.notices.append(write_notice(renewal.notice))
                 if renewal.notice.lost is not None:
-                    self._in_flight.pop((each.key, each.attempt), None)
+                    self._in_flight.ended((each.key, each.attempt))
         self.outbox.say(run_service_pb2.WorkResponse(heartbeat_ack=ack))
         self._mark()
 
@@ -276,15 +273,6 @@ class Session:
         """Tell the fleet's table, unless a newer session of the worker speaks for it."""
         if self._is_newest:
             self._parts.workers.seen(self.mark("ready" if self._takes_runs else "draining"))
-
-    def _forget_unlisted(self, listed: set[tuple[RunKey, int]]) -> None:
-        """A run that ended by a unary call gets no verdict here: what two full inventories in a
-        row leave out is no longer in flight."""
-        unlisted = self._in_flight.keys() - listed
-        for run in unlisted & self._unlisted:
-            del self._in_flight[run]
-        self._unlisted = unlisted
-        self._parts.dispatcher.credit_raised()
 
     async def _complete(self, completions: Sequence[worker_pb2.Completion]) -> None:
         await self._report(completions, [read_completion(each) for each in completions])
@@ -312,12 +300,12 @@ class Session:
             judged = [Judged(Verdict.RETRY)] * len(reports)
         for report, answer in zip(reports, judged, strict=True):
             verdicts.append(write_verdict(report.key, report.attempt, answer))
-            if self._bounded and answer.verdict is not Verdict.RETRY:
-                self._in_flight.pop((report.key, report.attempt), None)
+            if answer.verdict is not Verdict.RETRY:
+                self._in_flight.ended((report.key, report.attempt))
         if verdicts:
             message = worker_pb2.Verdicts(verdicts=verdicts)
             self.outbox.say(run_service_pb2.WorkResponse(verdicts=message))
-        if self._bounded:
+        if self._in_flight.is_bounded:
             self._parts.dispatcher.credit_raised()
 
     async def _goodbye(self, goodbye: worker_pb2.Goodbye) -> None:
@@ -328,7 +316,7 @@ class Session:
             Report(key=run.key, attempt=run.attempt, ending=Released(), progress=run.progress)
             for run in held
         ]
-        await self._parts.lifecycle.report(reports)
+        await self._parts.settle.store(reports)
         named = {(run.key, run.attempt) for run in held}
         unreceipted = self.outbox.take_unreceipted()
         self._parts.settle.unreceipted([run for run in unreceipted if run not in named])
@@ -347,5 +335,5 @@ class Session:
     def _give_back(self, runs: Sequence[tuple[RunKey, int]]) -> None:
         self._sent -= len(runs)
         for run in runs:
-            self._in_flight.pop(run, None)
+            self._in_flight.ended(run)
         self._parts.settle.undelivered(runs)

@@ -1,4 +1,6 @@
-"""Gives back what a session leaves behind: runs that never reached their worker for certain."""
+"""Gives back what a session leaves behind: runs that never reached their worker for certain, and
+those that it abandons when it says goodbye.
+"""
 
 import asyncio
 from collections.abc import Coroutine, Sequence
@@ -8,7 +10,9 @@ import structlog
 
 from fencepost_server.clock import SECOND, Duration
 from fencepost_server.domain.run import RunKey
-from fencepost_server.engine.lifecycle import Lifecycle, Report
+from fencepost_server.engine.last_reports import store_last
+from fencepost_server.engine.lifecycle import Lifecycle
+from fencepost_server.engine.verdicts import Report
 from fencepost_server.policy.outcome import Released
 
 _log = structlog.get_logger("settlement")
@@ -34,6 +38,13 @@ class Settlement:
         if runs:
             self._start(self._lifecycle.cut_leases(runs, fuse=UNRECEIPTED_FUSE))
 
+    async def store(self, reports: Sequence[Report]) -> None:
+        """Store the last reports of a worker that will not wait for verdicts.
+
+        Raises StorageUnavailable or ServerOverloaded.
+        """
+        await store_last(self._lifecycle, reports)
+
     async def finish(self) -> None:
         """Until everything started so far is stored."""
         await asyncio.gather(*self._running, return_exceptions=True)
@@ -51,6 +62,4 @@ class Settlement:
 
     async def _release(self, runs: Sequence[tuple[RunKey, int]]) -> None:
         ending = Released(undelivered=True)
-        await self._lifecycle.report(
-            [Report(key=key, attempt=attempt, ending=ending) for key, attempt in runs]
-        )
+        await self.store([Report(key=key, attempt=attempt, ending=ending) for key, attempt in runs])

@@ -6,7 +6,7 @@ from fencepost.v1 import worker_pb2
 
 from fencepost_server.api import validate
 from fencepost_server.domain.names import parse_queue
-from fencepost_server.engine.dispatcher import Subscription
+from fencepost_server.engine.dealing import Subscription
 from fencepost_server.store.catalogue import Catalogue
 
 SUBSCRIPTIONS_MAX = 64

@@ -28,8 +28,10 @@ from fencepost_server.api.wire_worker import (
 )
 from fencepost_server.clock import SECOND, Duration
 from fencepost_server.domain.names import is_uuid
-from fencepost_server.engine.lifecycle import Judged, Lifecycle, Report, Verdict
-from fencepost_server.engine.unary_work import ClaimAsk, UnaryWork
+from fencepost_server.engine.lifecycle import Lifecycle
+from fencepost_server.engine.long_poll import ClaimAsk
+from fencepost_server.engine.unary_work import UnaryWork
+from fencepost_server.engine.verdicts import Judged, Report, Verdict
 from fencepost_server.errors import (
     FencepostError,
     InvalidField,

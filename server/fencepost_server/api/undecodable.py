@@ -3,7 +3,9 @@
 gRPC by itself would call them UNKNOWN, a bug of the server.
 """
 
+import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
 from typing import Any
 
 import grpc
@@ -62,10 +64,26 @@ def _reading(deserialize: Callable[[bytes], Any]) -> Callable[[bytes], Any]:
 
 
 def _of_one(behaviour: Any) -> Any:
+    if inspect.isasyncgenfunction(behaviour):
+        return _stream_of_one(behaviour)
+
     async def call(request: Any, context: "grpc.aio.ServicerContext[Any, Any]") -> Any:
         if isinstance(request, InvalidField):
             raise request
         return await behaviour(request, context)
+
+    return call
+
+
+def _stream_of_one(behaviour: Any) -> Any:
+    async def call(
+        request: Any, context: "grpc.aio.ServicerContext[Any, Any]"
+    ) -> AsyncIterator[Any]:
+        if isinstance(request, InvalidField):
+            raise request
+        async with aclosing(behaviour(request, context)) as responses:
+            async for response in responses:
+                yield response
 
     return call
 

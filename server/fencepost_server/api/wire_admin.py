@@ -1,9 +1,16 @@
 """Tenants, queues and workers between messages and the store."""
 
+from collections.abc import Mapping, Sequence
+
 from fencepost.v1 import admin_pb2, run_service_pb2, worker_pb2
 
 from fencepost_server.api import validate
-from fencepost_server.api.wire_job import DISPLAY_NAME_CHARS_MAX, REASON_BYTES_MAX
+from fencepost_server.api.wire_job import (
+    DISPLAY_NAME_CHARS_MAX,
+    REASON_BYTES_MAX,
+    read_retry_policy,
+    write_retry_policy,
+)
 from fencepost_server.api.wire_schedule import not_served
 from fencepost_server.api.wire_time import to_timestamp
 from fencepost_server.domain.names import format_queue, format_tenant, format_worker
@@ -14,9 +21,14 @@ from fencepost_server.store.admin import (
     TenantSettings,
     WorkerRecord,
 )
+from fencepost_server.store.queue_stats import QueueNumbers
 
 CAP_MAX = 2**31 - 1
+# A claim in a quarter of an hour, and more than one database can claim.
+RATE_MIN = 0.001
+RATE_MAX = 1_000_000.0
 WEIGHT_MAX = 1000
+_LISTENING = frozenset(("ready", "polling"))
 TENANT_FIELDS = frozenset(
     (
         "display_name",
@@ -48,7 +60,6 @@ def read_tenant(message: admin_pb2.Tenant, *, field: str = "tenant") -> TenantSe
         ("max_jobs", message.max_jobs != 0),
         ("max_live_runs", message.max_live_runs != 0),
         ("max_creates_per_second", message.max_creates_per_second != 0),
-        ("default_retry_policy", message.HasField("default_retry_policy")),
     )
     for name, is_set in unserved:
         if is_set:
@@ -65,17 +76,16 @@ def read_tenant(message: admin_pb2.Tenant, *, field: str = "tenant") -> TenantSe
             message.max_in_flight, field=f"{field}.max_in_flight", minimum=0, maximum=CAP_MAX
         ),
         weight=weight or 1,
+        default_retry_policy=read_retry_policy(
+            message.default_retry_policy, field=f"{field}.default_retry_policy"
+        ),
     )
 
 
 def read_queue(message: admin_pb2.Queue, *, field: str = "queue") -> QueueSettings:
     """Raises InvalidField, or NotImplementedYet for a setting this version does not serve."""
-    for name, is_set in (
-        ("rate_limit", message.rate_limit != 0),
-        ("default_limits", message.HasField("default_limits")),
-    ):
-        if is_set:
-            raise not_served(f"{field}.{name}")
+    if message.HasField("default_limits"):
+        raise not_served(f"{field}.default_limits")
     reason = validate.text(
         message.pause_reason, field=f"{field}.pause_reason", bytes_max=REASON_BYTES_MAX
     )
@@ -93,13 +103,24 @@ def read_queue(message: admin_pb2.Queue, *, field: str = "queue") -> QueueSettin
             minimum=0,
             maximum=CAP_MAX,
         ),
+        rate_limit=_read_rate(message.rate_limit, field=f"{field}.rate_limit"),
     )
+
+
+def _read_rate(rate: float, *, field: str) -> float | None:
+    if rate == 0:
+        return None
+    if not RATE_MIN <= rate <= RATE_MAX:
+        raise validate.refused(
+            field, rate, f"0 for no limit, or {RATE_MIN:g} to {RATE_MAX:.0f} claims per second"
+        )
+    return rate
 
 
 def write_tenant(record: TenantRecord) -> admin_pb2.Tenant:
     """The tenant as stored."""
     settings = record.settings
-    return admin_pb2.Tenant(
+    message = admin_pb2.Tenant(
         name=format_tenant(record.name),
         display_name=settings.display_name,
         labels=settings.labels,
@@ -109,10 +130,15 @@ def write_tenant(record: TenantRecord) -> admin_pb2.Tenant:
         updated_at=to_timestamp(record.updated_at),
         etag=tenant_etag(record),
     )
+    if settings.default_retry_policy.explicit:
+        message.default_retry_policy.CopyFrom(write_retry_policy(settings.default_retry_policy))
+    return message
 
 
-def write_queue(record: QueueRecord, *, tenant: str) -> admin_pb2.Queue:
-    """The queue as stored, without statistics."""
+def write_queue(
+    record: QueueRecord, *, tenant: str, stats: admin_pb2.QueueStats | None = None
+) -> admin_pb2.Queue:
+    """The queue as stored, and what was counted of it."""
     settings = record.settings
     return admin_pb2.Queue(
         name=format_queue(tenant, record.name),
@@ -121,10 +147,42 @@ def write_queue(record: QueueRecord, *, tenant: str) -> admin_pb2.Queue:
         pause_reason=settings.pause_reason,
         max_in_flight=settings.max_in_flight or 0,
         max_in_flight_per_key=settings.max_in_flight_per_key or 0,
+        rate_limit=settings.rate_limit or 0,
+        stats=stats,
         created_at=to_timestamp(record.created_at),
         updated_at=to_timestamp(record.updated_at),
         etag=queue_etag(record),
     )
+
+
+def write_stats(numbers: QueueNumbers, listening: Sequence[WorkerRecord]) -> admin_pb2.QueueStats:
+    """Numbers of a queue, and of the workers that listen on it."""
+    waited = 0 if numbers.oldest_at is None else numbers.measured_at - numbers.oldest_at
+    message = admin_pb2.QueueStats(
+        ready_runs=numbers.ready,
+        delayed_runs=numbers.delayed,
+        retrying_runs=numbers.retrying,
+        blocked_runs=numbers.blocked,
+        running_runs=numbers.running,
+        dead_runs=numbers.dead,
+        workers=len(listening),
+        free_credits=sum(worker.free_credits for worker in listening),
+        measured_at=to_timestamp(numbers.measured_at),
+    )
+    # A run that becomes due later has not waited at all.
+    message.oldest_ready_age.FromMicroseconds(max(0, waited))
+    return message
+
+
+def listeners(workers: Sequence[WorkerRecord]) -> Mapping[str, list[WorkerRecord]]:
+    """The workers that take runs, by the full names of their queues."""
+    found: dict[str, list[WorkerRecord]] = {}
+    for worker in workers:
+        if worker.state in _LISTENING and worker.subscriptions:
+            stored = run_service_pb2.ClaimRunsRequest.FromString(worker.subscriptions)
+            for subscription in stored.subscriptions:
+                found.setdefault(subscription.queue, []).append(worker)
+    return found
 
 
 def tenant_etag(record: TenantRecord) -> str:

@@ -10,6 +10,8 @@ from google.protobuf.duration_pb2 import Duration as DurationMessage
 from fencepost_server.api import validate
 from fencepost_server.api.wire_payload import read_payload
 from fencepost_server.clock import DAY, SECOND, Duration
+from fencepost_server.engine.reaper import QUEUE_TIMEOUT_CODE, TOTAL_TIMEOUT_CODE
+from fencepost_server.engine.verdicts import TIMEOUT_CODE
 from fencepost_server.errors import PayloadTooLarge
 from fencepost_server.policy.outcome import Failed
 
@@ -18,12 +20,39 @@ CHECKPOINT_BYTES_MAX = MESSAGE_BYTES_MAX = 4 * 1024
 NOTE_BYTES_MAX = 256
 DELAY_MAX: Duration = 30 * DAY
 UNKNOWN_CODE = "UNKNOWN"
+_SERVER_FAILURES = (
+    (
+        TIMEOUT_CODE,
+        failure_pb2.FAILURE_ORIGIN_ATTEMPT_TIMEOUT,
+        "the attempt overran attempt_timeout and its worker did not end it",
+    ),
+    (
+        QUEUE_TIMEOUT_CODE,
+        failure_pb2.FAILURE_ORIGIN_QUEUE_TIMEOUT,
+        "the run waited longer than queue_timeout for its next claim",
+    ),
+    (
+        TOTAL_TIMEOUT_CODE,
+        failure_pb2.FAILURE_ORIGIN_TOTAL_TIMEOUT,
+        "the run overran total_timeout, all attempts together",
+    ),
+)
 _CODE_CHARS_MAX = 63
 
 # What a client may say of who decided that an attempt failed; all else is the handler.
 _CLIENT_ORIGINS = frozenset(
     (failure_pb2.FAILURE_ORIGIN_SDK, failure_pb2.FAILURE_ORIGIN_ATTEMPT_TIMEOUT)
 )
+
+
+def server_failures() -> dict[str, bytes]:
+    """What the server itself records of attempts and runs that are out of time, by code."""
+    return {
+        code: failure_pb2.Failure(code=code, message=message, origin=origin).SerializeToString(
+            deterministic=True
+        )
+        for code, origin, message in _SERVER_FAILURES
+    }
 
 
 def read_failure(message: failure_pb2.Failure, *, field: str) -> tuple[failure_pb2.Failure, Failed]:

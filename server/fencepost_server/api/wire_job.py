@@ -6,7 +6,7 @@ from fencepost.v1 import job_pb2, payload_pb2
 
 from fencepost_server.api import validate
 from fencepost_server.api.wire_payload import read_payload
-from fencepost_server.api.wire_schedule import not_served, read_schedule, write_schedule
+from fencepost_server.api.wire_schedule import read_schedule, write_schedule
 from fencepost_server.api.wire_time import to_duration, to_timestamp
 from fencepost_server.clock import DAY, HOUR, MILLISECOND, MINUTE, SECOND, Instant
 from fencepost_server.domain.job import (
@@ -20,6 +20,8 @@ from fencepost_server.domain.job import (
 )
 from fencepost_server.domain.names import format_job, format_queue, parse_queue
 from fencepost_server.engine.definition import Definition
+from fencepost_server.errors import InvalidField
+from fencepost_server.policy.concurrency_key import FORMS, template_problem
 from fencepost_server.store.catalogue import queue_not_found
 from fencepost_server.store.jobs import JobRecord
 
@@ -46,15 +48,23 @@ IN_FLIGHT_MAX = 100_000
 BASE_MIN, BASE_MAX = 100 * MILLISECOND, DAY
 CAP_MAX = 30 * DAY
 ATTEMPT_TIMEOUT_MIN, ATTEMPT_TIMEOUT_MAX = SECOND, 7 * DAY
+QUEUE_TIMEOUT_MIN, QUEUE_TIMEOUT_MAX = SECOND, 30 * DAY
+TOTAL_TIMEOUT_MIN, TOTAL_TIMEOUT_MAX = SECOND, 90 * DAY
 LEASE_TTL_MIN, LEASE_TTL_MAX = 15 * SECOND, 10 * MINUTE
 CANCEL_GRACE_MAX = HOUR
+_LIMIT_DURATIONS = (
+    "attempt_timeout",
+    "queue_timeout",
+    "total_timeout",
+    "lease_ttl",
+    "cancel_grace",
+)
 
 
 def read_job(message: job_pb2.Job, *, tenant: str, now: Instant, field: str = "job") -> Definition:
     """All that a caller decides about a job of `tenant`; output-only fields are ignored.
 
-    Raises InvalidField, PayloadTooLarge, QueueNotFound, or NotImplementedYet for a field
-    that this version does not serve.
+    Raises InvalidField, InvalidSchedule, PayloadTooLarge or QueueNotFound.
     """
     schedule = None
     if message.HasField("schedule"):
@@ -142,18 +152,19 @@ def read_retry_policy(message: job_pb2.RetryPolicy, *, field: str) -> RetryPolic
 
 
 def read_limits(message: job_pb2.RunLimits, *, field: str) -> RunLimits:
-    """The limits, which know what was set. Raises InvalidField or NotImplementedYet."""
-    for name, length in (
-        ("queue_timeout", message.queue_timeout),
-        ("total_timeout", message.total_timeout),
-    ):
-        if length.seconds or length.nanos:
-            raise not_served(f"{field}.{name}")
+    """The limits, which know what was set. Raises InvalidField."""
     key = validate.text(
         message.concurrency_key,
         field=f"{field}.concurrency_key",
         bytes_max=CONCURRENCY_KEY_BYTES_MAX,
     )
+    if (problem := template_problem(key)) is not None:
+        raise InvalidField(
+            f"{field}.concurrency_key: {problem}; want {FORMS}",
+            field=f"{field}.concurrency_key",
+            value=key,
+            allowed=FORMS,
+        )
     return RunLimits.of(
         **_set_only(
             attempt_timeout=validate.optional_duration(
@@ -161,6 +172,18 @@ def read_limits(message: job_pb2.RunLimits, *, field: str) -> RunLimits:
                 field=f"{field}.attempt_timeout",
                 minimum=ATTEMPT_TIMEOUT_MIN,
                 maximum=ATTEMPT_TIMEOUT_MAX,
+            ),
+            queue_timeout=validate.optional_duration(
+                message.queue_timeout,
+                field=f"{field}.queue_timeout",
+                minimum=QUEUE_TIMEOUT_MIN,
+                maximum=QUEUE_TIMEOUT_MAX,
+            ),
+            total_timeout=validate.optional_duration(
+                message.total_timeout,
+                field=f"{field}.total_timeout",
+                minimum=TOTAL_TIMEOUT_MIN,
+                maximum=TOTAL_TIMEOUT_MAX,
             ),
             lease_ttl=validate.optional_duration(
                 message.lease_ttl,
@@ -245,7 +268,7 @@ def write_retry_policy(policy: RetryPolicy) -> job_pb2.RetryPolicy:
 def write_limits(limits: RunLimits) -> job_pb2.RunLimits:
     """What was set of the limits."""
     values = {name: getattr(limits, name) for name in limits.explicit}
-    return job_pb2.RunLimits(**_durations(values, "attempt_timeout", "lease_ttl", "cancel_grace"))
+    return job_pb2.RunLimits(**_durations(values, *_LIMIT_DURATIONS))
 
 
 def _durations(values: dict[str, Any], *names: str) -> dict[str, Any]:

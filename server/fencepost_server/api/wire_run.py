@@ -8,7 +8,6 @@ from fencepost_server.api import validate
 from fencepost_server.api.request_ids import read_request
 from fencepost_server.api.wire_job import CONCURRENCY_KEY_BYTES_MAX
 from fencepost_server.api.wire_payload import read_payload
-from fencepost_server.api.wire_schedule import not_served
 from fencepost_server.api.wire_worker import write_run_key
 from fencepost_server.clock import DAY, SECOND, Duration, Instant
 from fencepost_server.domain.job import RetryPolicy, RunLimits
@@ -18,13 +17,22 @@ from fencepost_server.domain.names import (
     format_run,
     format_worker,
     parse_job,
+    parse_run,
 )
 from fencepost_server.domain.run import AttemptOutcome, RunKey, RunState, span_id, traceparent
-from fencepost_server.engine.enqueue import EnqueueEntry
+from fencepost_server.engine.enqueue import (
+    KEEP_FOR_DEFAULT,
+    Enqueued,
+    EnqueueEntry,
+    UniqueConflict,
+    UniqueKey,
+)
 from fencepost_server.errors import InvalidField
 from fencepost_server.store.runs import AttemptRecord, RunRecord
 
 AHEAD_MAX: Duration = 366 * DAY
+UNIQUE_KEY_BYTES_MAX = 256
+KEEP_FOR_MAX: Duration = 30 * DAY
 LEASE_EXPIRED_TEXT = "the lease ran out and nobody renewed it"
 
 
@@ -33,8 +41,7 @@ def read_enqueue(
 ) -> EnqueueEntry:
     """A run to make; `tenant`: the one that all jobs of a batch are in.
 
-    Raises InvalidField, PayloadTooLarge, or NotImplementedYet for a field that this version
-    does not serve.
+    Raises InvalidField or PayloadTooLarge.
     """
     job = parse_job(request.job, field="job")
     if tenant is not None and job.tenant != tenant:
@@ -44,9 +51,9 @@ def read_enqueue(
             value=request.job,
             allowed=f"tenants/{tenant}/jobs/{{job}}",
         )
+    priority = key = unique = None
     if request.HasField("unique_key"):
-        raise not_served("unique_key")
-    priority = key = None
+        unique = _read_unique(request.unique_key)
     if request.HasField("priority"):
         priority = validate.priority(request.priority, field="priority")
     if request.HasField("concurrency_key"):
@@ -63,7 +70,28 @@ def read_enqueue(
         priority=priority,
         labels=validate.labels(request.labels, field="labels"),
         concurrency_key=key,
+        unique=unique,
         request=read_request(request),
+    )
+
+
+def _read_unique(message: run_pb2.UniqueKey) -> UniqueKey:
+    if not message.key:
+        raise validate.missing("unique_key.key", f"1 to {UNIQUE_KEY_BYTES_MAX} bytes")
+    keep_for = KEEP_FOR_DEFAULT
+    if message.HasField("keep_for"):
+        keep_for = validate.duration(
+            message.keep_for,
+            field="unique_key.keep_for",
+            minimum=0,
+            maximum=KEEP_FOR_MAX,
+            round_up=True,
+        )
+    conflict = validate.choice(message.on_conflict, UniqueConflict, field="unique_key.on_conflict")
+    return UniqueKey(
+        key=validate.text(message.key, field="unique_key.key", bytes_max=UNIQUE_KEY_BYTES_MAX),
+        conflict=conflict or UniqueConflict.RETURN_EXISTING,
+        keep_for=keep_for,
     )
 
 
@@ -91,6 +119,35 @@ def _cut_nanos(nanos: int) -> int:
     return nanos - nanos % 1000 if nanos >= 0 else nanos
 
 
+def write_enqueued(made: Enqueued) -> bytes:
+    """The answer to EnqueueRun. Of a run whose history is gone only the identity is known."""
+    if made.record is not None:
+        run = write_run(made.record, full=False)
+    else:
+        tenant = made.job.tenant
+        run = run_pb2.Run(
+            name=format_run(tenant, made.key.job_id, made.key.scheduled_at),
+            unique_key=made.unique_key,
+        )
+        write_run_key(made.key, run.key)
+    return run_service_pb2.EnqueueRunResponse(run=run, existing=made.existing).SerializeToString()
+
+
+def read_remembered(note: bytes) -> tuple[RunKey, bool]:
+    """The run that a request id is remembered by, and whether it was there before.
+
+    Notes hold the run's name, with the id of its job; those of an earlier version are whole
+    answers.
+    """
+    answer = run_service_pb2.EnqueueRunResponse.FromString(note)
+    if answer.run.HasField("key"):
+        key = answer.run.key
+        at = key.scheduled_at
+        return RunKey(key.job_id, at.seconds * SECOND + at.nanos // 1000), answer.existing
+    name = parse_run(answer.run.name, field="run.name")
+    return RunKey(name.job, name.scheduled_at), answer.existing
+
+
 def write_run(record: RunRecord, *, full: bool) -> run_pb2.Run:
     """The run; BASIC leaves out payloads, checkpoint, stack trace, details and policies."""
     job = record.key.job_id if record.job_is_deleted else record.job_name
@@ -107,6 +164,7 @@ def write_run(record: RunRecord, *, full: bool) -> run_pb2.Run:
         kind=record.kind,
         priority=record.priority,
         concurrency_key=record.concurrency_key,
+        unique_key=record.unique_key,
         attempt=record.attempt,
         failure_count=record.failure_count,
         lost_lease_count=record.lost_lease_count,

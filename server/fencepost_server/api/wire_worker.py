@@ -25,8 +25,8 @@ from fencepost_server.clock import HOUR, SECOND, Duration, Instant
 from fencepost_server.domain.names import format_job, format_queue, is_uuid
 from fencepost_server.domain.run import RunKey, traceparent
 from fencepost_server.engine.claims import Claimed
-from fencepost_server.engine.lifecycle import Held, Judged, Notice, Report, Verdict
 from fencepost_server.engine.specs import SpecKey
+from fencepost_server.engine.verdicts import Held, Judged, Notice, Report, Verdict
 from fencepost_server.errors import FencepostError, InvalidField, PayloadTooLarge
 from fencepost_server.policy.outcome import (
     UNSUPPORTED_KIND_WAIT,

@@ -25,7 +25,7 @@ from fencepost_server.api.wire_worker import write_notice
 from fencepost_server.clock import MILLISECOND, MINUTE, SECOND, Duration
 from fencepost_server.domain.names import is_uuid
 from fencepost_server.domain.run import stable_fraction
-from fencepost_server.engine.lifecycle import Held, Renewal
+from fencepost_server.engine.verdicts import Held, Renewal
 from fencepost_server.engine.workers import WorkerMark
 from fencepost_server.errors import (
     FencepostError,
@@ -253,6 +253,7 @@ class WorkSessions:
         older = self._sessions.get(session.worker_id)
         self._sessions[session.worker_id] = session
         self._open.add(session)
+        self._parts.notices.listen(session.worker_id, session.tell)
         self._closed.clear()
         if older is not None:
             older.drain(worker_pb2.SERVER_DRAIN_REASON_REPLACED, delay=0, close_after=CLOSE_AFTER)
@@ -260,6 +261,7 @@ class WorkSessions:
 
     def _leave(self, session: Session) -> None:
         session.end()
+        self._parts.notices.leave(session.worker_id, session.tell)
         self._open.discard(session)
         if self._sessions.get(session.worker_id) is session:
             del self._sessions[session.worker_id]

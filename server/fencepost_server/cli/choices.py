@@ -52,6 +52,14 @@ class OperationState(StrEnum):
     STOPPED = "stopped"
 
 
+class OnConflict(StrEnum):
+    """What to do when a run holds the unique key."""
+
+    RETURN_EXISTING = "return-existing"
+    REJECT = "reject"
+    REPLACE_WAITING = "replace-waiting"
+
+
 class RunState(StrEnum):
     """Life of a run."""
 

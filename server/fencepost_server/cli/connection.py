@@ -24,6 +24,8 @@ from fencepost_server.cli.status import RpcStatus, read_status
 from fencepost_server.cli.values import last_part
 
 CALL_TIMEOUT_S = 15.0
+# A stream on which nothing is said notices within a minute that its server has vanished.
+_OPTIONS = (("grpc.keepalive_time_ms", 30_000), ("grpc.keepalive_timeout_ms", 10_000))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,9 +49,11 @@ class Connection:
         try:
             return method(request, timeout=timeout_s)
         except grpc.RpcError as error:
-            raise self._explain(read_status(error), what=what) from error
+            raise self.explain(error, what=what) from error
 
-    def _explain(self, status: RpcStatus, *, what: str) -> CliError:
+    def explain(self, error: grpc.RpcError, *, what: str) -> CliError:
+        """The error for a person, its first line "cannot {what}"."""
+        status = read_status(error)
         hint = _HINTS.get(status.reason) or _CODE_HINTS.get(status.code, "")
         if status.reason == "JOB_NOT_FOUND":
             hint = self._nearest_job(status) or hint
@@ -80,7 +84,7 @@ class Connection:
 @contextmanager
 def connected(settings: Settings) -> Iterator[Connection]:
     """A connection for the length of the block; nothing is sent before the first call."""
-    with grpc.insecure_channel(settings.server) as channel:
+    with grpc.insecure_channel(settings.server, options=_OPTIONS) as channel:
         yield Connection(
             settings=settings,
             jobs=job_service_pb2_grpc.JobServiceStub(channel),
@@ -116,6 +120,15 @@ _HINTS = {
     "TOO_MANY_FIRES": "take a shorter range, or allow more with --max-runs",
     "NO_SCHEDULE": "give it one with UpdateJob; ad-hoc runs need none: fencepost run NAME",
     "OPERATION_NOT_FOUND": "see them: fencepost ops list",
+    "QUEUE_NOT_FOUND": "see them: fencepost queues list",
+    "CALENDAR_NOT_FOUND": "see them: fencepost calendars list",
+    "CALENDAR_IN_USE": "take it out of the jobs that name it first",
+    "RUN_NOT_DEAD": "only dead letters are replayed or discarded: fencepost dead list",
+    "RUN_DISCARDED": "it was given up for good; make a new run: fencepost run JOB",
+    "VERSION_NOT_KEPT": "replay it as the job is now: --newest-version",
+    "ETAG_MISMATCH": "somebody changed it meanwhile; look at it and try again",
+    "UNIQUE_KEY_HELD": "look at the run that holds it, or say --on-conflict return-existing",
+    "QUOTA_EXCEEDED": "see the tenant's limits: fencepost tenants get {tenant}",
     "JOB_FINISHED": "it will not fire again; run it by hand: fencepost run NAME",
     "STORAGE_UNAVAILABLE": "the server runs and its database is away; try again in a moment",
     "SERVER_DRAINING": "the server is stopping; try again in a moment",
@@ -125,5 +138,6 @@ _CODE_HINTS = {
     grpc.StatusCode.UNAVAILABLE: "start a server at {server}: fencepost dev; or name another with "
     "--server or FENCEPOST_SERVER",
     grpc.StatusCode.DEADLINE_EXCEEDED: "the server at {server} is slow or stuck; try again",
+    grpc.StatusCode.RESOURCE_EXHAUSTED: "the server has as much as it takes; try again in a moment",
     grpc.StatusCode.UNIMPLEMENTED: "this version of the server does not do that yet",
 }

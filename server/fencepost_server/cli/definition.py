@@ -39,6 +39,7 @@ class JobFlags:
     start_at: str | None
     end_at: str | None
     max_fires: int
+    exclude_calendar: Sequence[str]
     jitter: str | None
     overlap: Overlap | None
     misfire: Misfire | None
@@ -47,8 +48,10 @@ class JobFlags:
     payload: str | None
     label: Sequence[str]
     description: str
-    max_failures: int
+    max_failures: int | None
     attempt_timeout: str | None
+    queue_timeout: str | None
+    total_timeout: str | None
     max_in_flight: int
     paused: bool
 
@@ -66,10 +69,14 @@ def build_job(flags: JobFlags, *, tenant: str) -> job_pb2.Job:
         job.target.queue = flags.queue if full else f"tenants/{tenant}/queues/{flags.queue}"
     if flags.payload is not None:
         job.payload.CopyFrom(payload_pb2.Payload(json=read_payload(flags.payload)))
-    if flags.max_failures:
+    if flags.max_failures is not None:
         job.retry_policy.max_failures = flags.max_failures
     if flags.attempt_timeout is not None:
         job.limits.attempt_timeout.CopyFrom(duration("--attempt-timeout", flags.attempt_timeout))
+    if flags.queue_timeout is not None:
+        job.limits.queue_timeout.CopyFrom(duration("--queue-timeout", flags.queue_timeout))
+    if flags.total_timeout is not None:
+        job.limits.total_timeout.CopyFrom(duration("--total-timeout", flags.total_timeout))
     if flags.max_in_flight:
         job.limits.max_in_flight = flags.max_in_flight
     schedule = _build_schedule(flags)
@@ -111,7 +118,9 @@ def _build_schedule(flags: JobFlags) -> schedule_pb2.Schedule | None:
     _refuse_strays(flags, chosen)
     if not chosen:
         return None
-    schedule = schedule_pb2.Schedule(max_fires=flags.max_fires)
+    schedule = schedule_pb2.Schedule(
+        max_fires=flags.max_fires, exclude_calendars=flags.exclude_calendar
+    )
     if flags.cron:
         schedule.cron.CopyFrom(_cron(flags))
     elif flags.every is not None:
@@ -148,6 +157,7 @@ def _refuse_strays(flags: JobFlags, chosen: Sequence[str]) -> None:
         ("--start-at", flags.start_at),
         ("--end-at", flags.end_at),
         ("--max-fires", flags.max_fires),
+        ("--exclude-calendar", flags.exclude_calendar),
         ("--jitter", flags.jitter),
         ("--overlap", flags.overlap),
         ("--misfire", flags.misfire),

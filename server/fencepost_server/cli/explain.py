@@ -2,17 +2,22 @@
 
 import json
 import time
-from datetime import UTC, datetime, timedelta
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fencepost_server.cli.choices import DstFold, DstGap
+from fencepost_server.cli.explain_document import document, time_of_day
 from fencepost_server.cli.failure import usage
 from fencepost_server.cli.settings import Given, OutputFormat, OutputOption, resolve
 from fencepost_server.cli.values import parse_instant
 
 if TYPE_CHECKING:
+    from fencepost_server.cli.explain_more import Comparison
     from fencepost_server.policy.cron import Planned
     from fencepost_server.policy.explain import ClockChange, Explanation, Gap, Gaps
 
@@ -38,12 +43,32 @@ def explain(
         DstFold, typer.Option(help="What to do with a local time that comes twice.")
     ] = DstFold.FIRST,
     count: Annotated[
-        int, typer.Option("-n", min=1, max=FIRES_MAX, help="How many fires to show.")
-    ] = 5,
+        int | None,
+        typer.Option(
+            "-n",
+            "--count",
+            min=1,
+            max=FIRES_MAX,
+            help="How many fires to show; else 5, or all with --until.",
+        ),
+    ] = None,
     at: Annotated[
         str | None,
-        typer.Option(metavar="INSTANT", help="As seen at this instant; else now."),
+        typer.Option(
+            "--at", "--from", metavar="INSTANT", help="As seen at this instant; else now."
+        ),
     ] = None,
+    until: Annotated[
+        str | None,
+        typer.Option(metavar="INSTANT", help=f"Fires before it, at most {FIRES_MAX}."),
+    ] = None,
+    compare: Annotated[
+        list[str] | None,
+        typer.Option(metavar="EXPR", help="Another expression to set beside; several are a union."),
+    ] = None,
+    ics: Annotated[
+        bool, typer.Option("--ics", help="Print the fires as iCalendar text, nothing else.")
+    ] = False,
     job: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="The job whose name decides what H is; see --tenant."),
@@ -63,11 +88,15 @@ def explain(
       fencepost explain '30 2 * * *' --tz America/New_York --gap skip --fold both
 
       fencepost explain 'H H * * *' --job invoice.send -n 10 -o json
+
+      fencepost explain '0 9 * * *' --compare '0 9 * * 1-5' --until 2027-01-01T00:00:00Z
     """
+    from fencepost_server.cli.explain_more import calendar
+    from fencepost_server.cli.explain_more import compare as compared
     from fencepost_server.clock import SECOND, from_datetime
     from fencepost_server.domain.schedule import CronSpec, DstFoldPolicy, DstGapPolicy
-    from fencepost_server.errors import InvalidSchedule
     from fencepost_server.policy.explain import explain as explained
+    from fencepost_server.policy.schedule import cron_rule
 
     before = context.obj if isinstance(context.obj, Given) else Given()
     settings = resolve(before, Given(tenant=tenant, output=output))
@@ -79,19 +108,46 @@ def explain(
         dst_fold=DstFoldPolicy[fold.name],
     )
     seed = f"{settings.tenant}/{job}" if job is not None else ""
-    try:
+    end = None if until is None else from_datetime(parse_instant("--until", until))
+    if end is not None and end <= now:
+        raise usage(
+            f"--until {until} is not after the instant that is looked from",
+            why="fires are shown from --from, or now, up to --until",
+            hint="name a later instant",
+        )
+    count = count or (5 if end is None else FIRES_MAX)
+    with _spoken_refusal(expressions, tz):
         found = explained(spec, now=now, count=count, seed=seed)
+    if end is not None:
+        found = replace(found, fires=[one for one in found.fires if one.at < end])
+    beside = None
+    if compare:
+        with _spoken_refusal(compare, tz):
+            other = cron_rule(replace(spec, expressions=tuple(compare)), seed=seed)
+        beside = compared(found.rule, other, now=now, until=end)
+    hashed = [one.text for one in found.rule.fields] if _is_hashed(expressions, spec) else []
+    if ics:
+        print(calendar(found.fires, summary=job or " ".join(expressions), seed=seed), end="")
+    elif settings.output is OutputFormat.JSON:
+        print(json.dumps(document(found, hashed, beside), indent=2, ensure_ascii=False))
+    else:
+        _print(found, now, hashed, named=job is not None)
+        if beside is not None:
+            _line("beside", _comparison_lines(found, beside))
+
+
+@contextmanager
+def _spoken_refusal(expressions: list[str], tz: str) -> Iterator[None]:
+    from fencepost_server.errors import InvalidSchedule
+
+    try:
+        yield
     except InvalidSchedule as error:
         raise usage(
             f"{' and '.join(map(repr, expressions))} in {tz} is not a schedule",
             why=error.message,
             hint="the grammar is in docs/time.md; for example: fencepost explain '0 9 * * 1-5'",
         ) from error
-    hashed = [one.text for one in found.rule.fields] if _is_hashed(expressions, spec) else []
-    if settings.output is OutputFormat.JSON:
-        print(json.dumps(_document(found, hashed), indent=2, ensure_ascii=False))
-    else:
-        _print(found, now, hashed, named=job is not None)
 
 
 def _is_hashed(expressions: list[str], spec: Any) -> bool:
@@ -170,7 +226,7 @@ def _change_lines(found: "Explanation", change: "ClockChange") -> list[str]:
     lines = [f"! {start.rstrip('; ')}"]
     lines += [f"    {note.note}" for note in change.notes]
     if change.more:
-        lines.append(f"    and so do {change.more} more")
+        lines.append(f"    and {change.more} more like it")
     return lines
 
 
@@ -179,79 +235,26 @@ def _utc_words(found: "Explanation", change: "ClockChange") -> str:
         return ""
     local = _local(found, change.first_fire)
     return (
-        f"from {local} the same wall time is {_time_of_day(change.utc_after)}Z, "
-        f"no longer {_time_of_day(change.utc_before)}Z"
+        f"from {local} the same wall time is {time_of_day(change.utc_after)}Z, "
+        f"no longer {time_of_day(change.utc_before)}Z"
     )
 
 
-def _document(found: "Explanation", hashed: list[str]) -> dict[str, Any]:
-    """Field names are those of PreviewSchedule's answer, where it has them."""
-    gaps = found.gaps
-    return {
-        "description": found.description,
-        "expressions": [fields.text for fields in found.rule.fields],
-        "hashed": bool(hashed),
-        "timeZone": found.rule.zone.name,
-        "fires": [_fire_document(one) for one in found.fires],
-        "gaps": {
-            "smallest": _gap_document(gaps.smallest),
-            "largest": _gap_document(gaps.largest),
-            "changed": [_gap_document(gap) for gap in gaps.changed],
-            "seenUntil": _rfc3339(gaps.until),
-        },
-        "clockChanges": [
-            {
-                "at": _rfc3339(change.at),
-                "offsetBefore": f"{change.offset_before}s",
-                "offsetAfter": f"{change.offset}s",
-                "fires": [_fire_document(note) for note in change.notes],
-                "moreFires": change.more,
-                **(
-                    {
-                        "firstFireAfter": _rfc3339(change.first_fire),
-                        "utcTimeBefore": _time_of_day(change.utc_before),
-                        "utcTimeAfter": _time_of_day(change.utc_after),
-                    }
-                    if change.first_fire is not None
-                    else {}
-                ),
-            }
-            for change in found.changes
-        ],
-        "warnings": list(found.warnings),
-        "tzdataVersion": _tzdata_version(),
-    }
+def _comparison_lines(found: "Explanation", beside: "Comparison") -> list[str]:
+    from fencepost_server.cli.explain_more import NAMED_MAX
 
-
-def _tzdata_version() -> str:
-    from fencepost_server.policy.zone import tzdata_version
-
-    return tzdata_version()
-
-
-def _fire_document(one: "Planned") -> dict[str, Any]:
-    document: dict[str, Any] = {"scheduledAt": _rfc3339(one.at), "localTime": one.local_time}
-    if one.skip_reason is not None:
-        document["skipReason"] = f"SKIP_REASON_{one.skip_reason.name}"
-    if one.note:
-        document["note"] = one.note
-    return document
-
-
-def _gap_document(gap: "Gap | None") -> dict[str, Any] | None:
-    if gap is None:
-        return None
-    return {
-        "length": f"{gap.length // 1_000_000}s",
-        "after": _rfc3339(gap.after),
-        "until": _rfc3339(gap.until),
-    }
-
-
-def _rfc3339(at: int) -> str:
-    from fencepost_server.clock import format_instant
-
-    return format_instant(at)
+    other = " and ".join(repr(fields.text) for fields in beside.other.fields)
+    lines = [
+        f"{other}, until {_local(found, beside.until)}: {len(beside.both)} fires of both, "
+        f"{len(beside.only_here)} of the first alone, {len(beside.only_there)} of the other alone"
+    ]
+    for words, instants in (("first", beside.only_here), ("other", beside.only_there)):
+        lines += [
+            f"{words} alone   {_local(found, at)}   {_utc(at)}" for at in instants[:NAMED_MAX]
+        ]
+        if len(instants) > NAMED_MAX:
+            lines.append(f"{words} alone   and {len(instants) - NAMED_MAX} more")
+    return lines
 
 
 def _local(found: "Explanation", at: int) -> str:
@@ -268,12 +271,7 @@ def _spoken(local_time: str) -> str:
 
 def _utc(at: int) -> str:
     """Such as 08:00Z; a fire is a whole second."""
-    return f"{_time_of_day(at // 1_000_000 % _DAY_S)}Z"
-
-
-def _time_of_day(second: int) -> str:
-    at = datetime.fromtimestamp(second, UTC)
-    return at.strftime("%H:%M:%S" if at.second else "%H:%M")
+    return f"{time_of_day(at // 1_000_000 % _DAY_S)}Z"
 
 
 def _length(micros: int) -> str:

@@ -21,6 +21,8 @@ class ExitCode(IntEnum):
     RUN_UNSUCCESSFUL = 7
     # Gave up waiting; the run goes on.
     STILL_RUNNING = 8
+    # What was compared is not the same.
+    DIFFERENT = 9
     INTERRUPTED = 130
 
 

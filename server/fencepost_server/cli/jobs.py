@@ -1,12 +1,12 @@
 """`fencepost jobs`: definitions are created, listed, read, paused, resumed and deleted."""
 
-import sys
 from typing import Annotated, Any
 
 import typer
 
 from fencepost_server.cli.choices import DstFold, DstGap, JobState, Misfire, Overlap
-from fencepost_server.cli.failure import CliError, ExitCode, note
+from fencepost_server.cli.confirm import confirm
+from fencepost_server.cli.failure import note
 from fencepost_server.cli.job_view import show_job, show_jobs
 from fencepost_server.cli.paging import LIMIT_DEFAULT, collect, join_filter
 from fencepost_server.cli.settings import Settings, calls_server
@@ -63,6 +63,10 @@ def create(
         str | None, _option("--end-at", metavar="INSTANT", help="No fire at or after.")
     ] = None,
     max_fires: Annotated[int, _option("--max-fires", help="Finished after so many.")] = 0,
+    exclude_calendar: Annotated[
+        list[str] | None,
+        _option("--exclude-calendar", metavar="NAME", help="No fire on its days; repeatable."),
+    ] = None,
     jitter: Annotated[
         str | None, _option("--jitter", metavar="DURATION", help="Spread runs over so long.")
     ] = None,
@@ -85,10 +89,19 @@ def create(
     ] = None,
     description: Annotated[str, _option("--description", help="For people.")] = "",
     max_failures: Annotated[
-        int, _option("--max-failures", help="Dead after so many failures; default 5.")
-    ] = 0,
+        int | None,
+        typer.Option(
+            "--max-failures", min=1, max=1000, help="Dead after so many failures; default 5."
+        ),
+    ] = None,
     attempt_timeout: Annotated[
         str | None, _option("--attempt-timeout", metavar="DURATION", help="One attempt; 1h.")
+    ] = None,
+    queue_timeout: Annotated[
+        str | None, _option("--queue-timeout", metavar="DURATION", help="One wait for a worker.")
+    ] = None,
+    total_timeout: Annotated[
+        str | None, _option("--total-timeout", metavar="DURATION", help="All attempts together.")
     ] = None,
     max_in_flight: Annotated[int, _option("--max-in-flight", help="Runs at once.")] = 0,
     paused: Annotated[bool, _option("--paused", help="Make it paused.")] = False,
@@ -127,6 +140,7 @@ def create(
         start_at=start_at,
         end_at=end_at,
         max_fires=max_fires,
+        exclude_calendar=exclude_calendar or (),
         jitter=jitter,
         overlap=overlap,
         misfire=misfire,
@@ -137,6 +151,8 @@ def create(
         description=description,
         max_failures=max_failures,
         attempt_timeout=attempt_timeout,
+        queue_timeout=queue_timeout,
+        total_timeout=total_timeout,
         max_in_flight=max_in_flight,
         paused=paused,
     )
@@ -294,22 +310,8 @@ def delete(
 
     from fencepost_server.cli.connection import connected
 
-    _confirm(f"delete job {name!r} of tenant {settings.tenant}", yes=yes)
+    confirm(f"delete job {name!r} of tenant {settings.tenant}", yes=yes)
     request = DeleteJobRequest(name=job_path(settings.tenant, name), cancel_runs=cancel_runs)
     with connected(settings) as server:
         server.call(server.jobs.DeleteJob, request, what=f"delete job {name!r}")
     note(f"deleted {last_part(name)}")
-
-
-def _confirm(what: str, *, yes: bool) -> None:
-    if yes:
-        return
-    if not sys.stdin.isatty():
-        raise CliError(
-            f"will not {what} without being asked",
-            why="there is no terminal to ask on",
-            hint="say --yes",
-            exit_code=ExitCode.USAGE,
-        )
-    if not typer.confirm(f"{what}?", err=True):
-        raise CliError("nothing was deleted", why="you said no")

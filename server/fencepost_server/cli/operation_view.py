@@ -18,13 +18,16 @@ if TYPE_CHECKING:
     from fencepost.v1.operation_pb2 import Operation
 
 
+_DONE = {"backfill": "made", "replay": "replayed", "cancel": "cancelled", "discard": "discarded"}
+
+
 def show_operations(settings: Settings, operations: "Sequence[Operation]") -> None:
     """Many, a line for each."""
     if settings.json:
         print_json_list("operations", operations)
         return
     if not operations:
-        note("no operations; begin one: fencepost jobs backfill JOB --since 7d --dry-run")
+        note("no operations; begin one: fencepost runs bulk replay --filter ... --dry-run")
         return
     print_rows(
         ("OPERATION", "ACTION", "STATE", "CHANGED", "OF", "DEAD", "CREATED", "FILTER"),
@@ -62,8 +65,7 @@ def show_operation(settings: Settings, operation: "Operation") -> None:
             ("changed", str(operation.changed)),
             ("unchanged", str(operation.unchanged)),
             ("failed", str(operation.failed)),
-            ("ended", f"{operation.changed_ended} of {operation.changed}"),
-            ("dead", str(operation.changed_dead)),
+            *_endings(operation),
             ("created", instant(operation, "created_at")),
             ("ended at", instant(operation, "ended_at")),
             *(("problem", problem.message) for problem in operation.problems),
@@ -71,10 +73,26 @@ def show_operation(settings: Settings, operation: "Operation") -> None:
     )
 
 
+def _endings(operation: "Operation") -> list[tuple[str, str]]:
+    if action_of(operation) not in ("replay", "backfill"):
+        return []
+    stop = f"{operation.stop_when_failing:.0%} dead" if operation.stop_when_failing else ""
+    return [
+        ("ended", f"{operation.changed_ended} of {operation.changed}"),
+        ("dead", str(operation.changed_dead)),
+        ("stops at", stop),
+    ]
+
+
 def progress_of(operation: "Operation") -> str:
     """How far it has come, in one line."""
-    parts = [state_of(operation), f"{operation.changed} of {operation.matched} made"]
-    parts.append(f"{operation.changed_ended} ended")
+    action = action_of(operation)
+    parts = [
+        state_of(operation),
+        f"{operation.changed} of {operation.matched} {_DONE.get(action, 'changed')}",
+    ]
+    if action in ("replay", "backfill"):
+        parts.append(f"{operation.changed_ended} ended")
     for count, word in ((operation.changed_dead, "dead"), (operation.failed, "failed")):
         if count:
             parts.append(f"{count} {word}")

@@ -1,31 +1,21 @@
 """`fencepost ops`: operations are listed, read, watched and stopped."""
 
-import time
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from fencepost_server.cli.choices import OperationState
-from fencepost_server.cli.failure import CliError, ExitCode, note
-from fencepost_server.cli.operation_view import (
-    progress_of,
-    show_operation,
-    show_operations,
-    state_of,
-)
+from fencepost_server.cli.operation_view import show_operation, show_operations
+from fencepost_server.cli.options import LimitOption, TimeoutOption, option
 from fencepost_server.cli.paging import LIMIT_DEFAULT, collect, join_filter
 from fencepost_server.cli.settings import Settings, calls_server
-from fencepost_server.cli.values import parse_duration
-
-if TYPE_CHECKING:
-    from fencepost.v1.operation_pb2 import Operation
+from fencepost_server.cli.values import operation_path
 
 app = typer.Typer(help="Operations: list, read, watch, stop.", no_args_is_help=True)
 
 OperationId = Annotated[
     str, typer.Argument(metavar="OPERATION", help="Its id, as ops list shows it.")
 ]
-_POLL_S = 1.0
 
 
 @app.command("list")
@@ -33,10 +23,9 @@ _POLL_S = 1.0
 def list_operations(
     settings: Settings,
     state: Annotated[
-        list[OperationState] | None,
-        typer.Option("--state", help="May be repeated.", show_default=False),
+        list[OperationState] | None, option("--state", help="May be repeated.")
     ] = None,
-    limit: Annotated[int, typer.Option("--limit", min=1, max=100_000)] = LIMIT_DEFAULT,
+    limit: LimitOption = LIMIT_DEFAULT,
 ) -> None:
     """List operations, newest first.
 
@@ -80,9 +69,10 @@ def get(settings: Settings, name: OperationId) -> None:
       fencepost --tenant acme ops get 0197a4c2-7d1e-7b1a-9c55-3f2f6a1d0e42
     """
     from fencepost_server.cli.connection import connected
+    from fencepost_server.cli.following import read_operation
 
     with connected(settings) as server:
-        show_operation(settings, _read(server, settings, name))
+        show_operation(settings, read_operation(server, operation_path(settings.tenant, name)))
 
 
 @app.command("watch")
@@ -90,15 +80,7 @@ def get(settings: Settings, name: OperationId) -> None:
 def watch(
     settings: Settings,
     name: OperationId,
-    timeout: Annotated[
-        str | None,
-        typer.Option(
-            "--timeout",
-            metavar="DURATION",
-            help="Give up waiting after this long (exit 8); default: never.",
-            show_default=False,
-        ),
-    ] = None,
+    timeout: TimeoutOption = None,
 ) -> None:
     """Follow an operation to its end; leaving does not stop it.
 
@@ -110,29 +92,11 @@ def watch(
 
       fencepost --tenant acme ops watch 0197a4c2-7d1e-7b1a-9c55-3f2f6a1d0e42
     """
-    from fencepost.v1.operation_pb2 import OPERATION_STATE_RUNNING
-
     from fencepost_server.cli.connection import connected
+    from fencepost_server.cli.following import follow_operation
 
-    limit = None if timeout is None else parse_duration("--timeout", timeout).total_seconds()
-    begun, said = time.monotonic(), ""
     with connected(settings) as server:
-        while True:
-            operation = _read(server, settings, name)
-            progress = progress_of(operation)
-            if progress != said:
-                note(f"  {progress}")
-                said = progress
-            if operation.state != OPERATION_STATE_RUNNING:
-                break
-            if limit is not None and time.monotonic() - begun >= limit:
-                raise CliError(
-                    f"gave up waiting for operation {name}",
-                    why=f"it is {state_of(operation)} after {timeout}",
-                    hint=f"it goes on; follow it: fencepost ops watch {name}",
-                    exit_code=ExitCode.STILL_RUNNING,
-                )
-            time.sleep(_POLL_S)
+        operation = follow_operation(server, operation_path(settings.tenant, name), timeout=timeout)
     show_operation(settings, operation)
 
 
@@ -153,21 +117,7 @@ def stop(settings: Settings, name: OperationId) -> None:
 
     from fencepost_server.cli.connection import connected
 
-    request = StopOperationRequest(name=_path(settings, name))
+    request = StopOperationRequest(name=operation_path(settings.tenant, name))
     with connected(settings) as server:
         answer = server.call(server.runs.StopOperation, request, what=f"stop operation {name}")
     show_operation(settings, answer.operation)
-
-
-def _read(server: Any, settings: Settings, name: str) -> "Operation":
-    from fencepost.v1.run_service_pb2 import GetOperationRequest
-
-    request = GetOperationRequest(name=_path(settings, name))
-    answer = server.call(server.runs.GetOperation, request, what=f"get operation {name}")
-    operation: Operation = answer.operation
-    return operation
-
-
-def _path(settings: Settings, text: str) -> str:
-    """Resource name of an operation given by id or resource name."""
-    return text if text.startswith("tenants/") else f"{settings.parent}/operations/{text}"

@@ -5,17 +5,19 @@ from typing import Annotated, Any
 
 import typer
 
-from fencepost_server.cli.choices import RunState
-from fencepost_server.cli.failure import CliError, ExitCode, note
-from fencepost_server.cli.paging import LIMIT_DEFAULT, collect, join_filter
-from fencepost_server.cli.run_view import (
-    describe_change,
-    print_attempts,
-    remark,
-    show_run,
-    show_runs,
-    state_of,
+from fencepost_server.cli.choices import OnConflict, RunState
+from fencepost_server.cli.failure import note
+from fencepost_server.cli.options import (
+    FilterOption,
+    KindOption,
+    LimitOption,
+    QueueOption,
+    RunName,
+    TimeoutOption,
+    option,
 )
+from fencepost_server.cli.paging import LIMIT_DEFAULT, collect, join_filter
+from fencepost_server.cli.run_view import print_attempts, show_run, show_runs, state_of
 from fencepost_server.cli.settings import Settings, calls_server
 from fencepost_server.cli.tables import print_json
 from fencepost_server.cli.values import (
@@ -28,24 +30,10 @@ from fencepost_server.cli.values import (
     short_run,
 )
 
-app = typer.Typer(help="Runs: list, read, watch.", no_args_is_help=True)
-
-RunName = Annotated[
-    str, typer.Argument(metavar="RUN", help="JOB/SCHEDULED_AT, as runs list shows it.")
-]
-TimeoutOption = Annotated[
-    str | None,
-    typer.Option(
-        "--timeout",
-        metavar="DURATION",
-        help="Give up waiting after this long (exit 8); default: never.",
-        show_default=False,
-    ),
-]
-
-
-def _option(*names: str, help: str, metavar: str | None = None) -> Any:
-    return typer.Option(*names, help=help, metavar=metavar, show_default=False)
+app = typer.Typer(
+    help="Runs: list, read, watch, explain, cancel, replay; many at once with bulk.",
+    no_args_is_help=True,
+)
 
 
 @app.command("list")
@@ -53,16 +41,14 @@ def _option(*names: str, help: str, metavar: str | None = None) -> Any:
 def list_runs(
     settings: Settings,
     job: Annotated[str | None, typer.Argument(metavar="[JOB]", help="Only of this job.")] = None,
-    filter: Annotated[
-        str | None, _option("--filter", help="""Conditions: 'state=DEAD labels.team=web'.""")
-    ] = None,
-    state: Annotated[list[RunState] | None, _option("--state", help="May be repeated.")] = None,
-    queue: Annotated[str | None, _option("--queue", help="Only of this queue.")] = None,
-    kind: Annotated[str | None, _option("--kind", help="Only of this handler.")] = None,
+    filter: FilterOption = None,
+    state: Annotated[list[RunState] | None, option("--state", help="May be repeated.")] = None,
+    queue: QueueOption = None,
+    kind: KindOption = None,
     since: Annotated[
-        str | None, _option("--since", metavar="WHEN", help="Due since an instant, or 2h ago.")
+        str | None, option("--since", metavar="WHEN", help="Due since an instant, or 2h ago.")
     ] = None,
-    limit: Annotated[int, typer.Option("--limit", min=1, max=100_000)] = LIMIT_DEFAULT,
+    limit: LimitOption = LIMIT_DEFAULT,
 ) -> None:
     """List runs, the newest due instant first.
 
@@ -84,7 +70,7 @@ def list_runs(
             ("state", [each.upper() for each in state or ()]),
             ("queue", queue),
             ("kind", kind),
-            ("scheduled_at>", _since(since)),
+            ("scheduled_at>", since_instant(since)),
         ],
     )
     parent = settings.parent if job is None else job_path(settings.tenant, job)
@@ -144,10 +130,11 @@ def watch(settings: Settings, name: RunName, timeout: TimeoutOption = None) -> N
       fencepost runs watch nightly/2026-12-01T02:30:00Z -o json
     """
     from fencepost_server.cli.connection import connected
+    from fencepost_server.cli.following import follow_run
 
     path = run_path(settings.tenant, name)
     with connected(settings) as server:
-        _follow(settings, server, path, timeout)
+        follow_run(settings, server, path, timeout)
 
 
 @calls_server
@@ -155,23 +142,36 @@ def run_job(
     settings: Settings,
     job: Annotated[str, typer.Argument(metavar="JOB", help="Name or id of the job.")],
     payload: Annotated[
-        str | None, _option("--payload", metavar="JSON", help="In place of the job's: JSON, @file.")
+        str | None, option("--payload", metavar="JSON", help="In place of the job's: JSON, @file.")
     ] = None,
     at: Annotated[
-        str | None, _option("--at", metavar="INSTANT", help="Due at 2027-03-28T09:00:00Z.")
+        str | None,
+        option("--at", "--run-at", metavar="INSTANT", help="Due at 2027-03-28T09:00:00Z."),
     ] = None,
     delay: Annotated[
-        str | None, _option("--delay", metavar="DURATION", help="Due this long from now.")
+        str | None, option("--delay", metavar="DURATION", help="Due this long from now.")
     ] = None,
     unique_key: Annotated[
-        str | None, _option("--unique-key", help="Make no second run while one holds the key.")
+        str | None,
+        option("--unique-key", "--unique", help="Make no second run while one holds the key."),
     ] = None,
-    priority: Annotated[int | None, _option("--priority", help="0 to 9.")] = None,
+    on_conflict: Annotated[
+        OnConflict | None,
+        option("--on-conflict", help="What to do if one does; default return-existing."),
+    ] = None,
+    keep_for: Annotated[
+        str | None,
+        option("--keep-for", metavar="DURATION", help="Keys stay taken after the run's end; 24h."),
+    ] = None,
+    concurrency_key: Annotated[
+        str | None, option("--concurrency-key", help="In place of the job's.")
+    ] = None,
+    priority: Annotated[int | None, option("--priority", help="0 to 9.")] = None,
     label: Annotated[
-        list[str] | None, _option("--label", metavar="K=V", help="May be repeated.")
+        list[str] | None, option("--label", metavar="K=V", help="May be repeated.")
     ] = None,
     watch: Annotated[
-        bool, _option("--watch", "-w", help="Follow it to its end; exits 0, 7 or 8.")
+        bool, option("--watch", "-w", help="Follow it to its end; exits 0, 7 or 8.")
     ] = False,
     timeout: TimeoutOption = None,
 ) -> None:
@@ -186,14 +186,16 @@ def run_job(
       fencepost run report --delay 10m --unique-key report-2026-12-01
     """
     from fencepost_server.cli.connection import connected
-    from fencepost_server.cli.enqueue import build_request
+    from fencepost_server.cli.enqueue import UniqueFlags, build_request
+    from fencepost_server.cli.following import follow_run
 
     request = build_request(
         job=job_path(settings.tenant, job),
         payload=None if payload is None else read_payload(payload),
         at=None if at is None else parse_instant("--at", at),
         delay=None if delay is None else parse_duration("--delay", delay),
-        unique_key=unique_key,
+        unique=UniqueFlags(key=unique_key, on_conflict=on_conflict, keep_for=keep_for),
+        concurrency_key=concurrency_key,
         priority=priority,
         labels=parse_labels(label or ()),
     )
@@ -203,7 +205,7 @@ def run_job(
             note(f"no run was made: this one holds the unique key, {state_of(answer.run)}")
         if watch:
             note(f"run {short_run(answer.run.name)}")
-            _follow(settings, server, answer.run.name, timeout)
+            follow_run(settings, server, answer.run.name, timeout)
         elif settings.json:
             print_json(answer.run)
         else:
@@ -211,34 +213,7 @@ def run_job(
             note(f"follow it: fencepost runs watch {short_run(answer.run.name)}")
 
 
-def _follow(settings: Settings, server: Any, path: str, timeout: str | None) -> None:
-    from fencepost_server.cli.watching import wait_for_end
-
-    limit = None if timeout is None else parse_duration("--timeout", timeout)
-    run, ended = wait_for_end(
-        server,
-        path,
-        timeout_s=None if limit is None else limit.total_seconds(),
-        on_change=lambda run: note(describe_change(run)),
-    )
-    show_run(settings, run)
-    if not ended:
-        raise CliError(
-            f"gave up waiting for {short_run(path)}",
-            why=f"it is {state_of(run)} after {timeout}",
-            hint=f"it goes on; follow it: fencepost runs watch {short_run(path)}",
-            exit_code=ExitCode.STILL_RUNNING,
-        )
-    if state_of(run) != RunState.SUCCEEDED:
-        raise CliError(
-            f"run {short_run(path)} is {state_of(run)}",
-            why=remark(run),
-            hint=f"see its attempts: fencepost runs get {short_run(path)}",
-            exit_code=ExitCode.RUN_UNSUCCESSFUL,
-        )
-
-
-def _since(text: str | None) -> str | None:
+def since_instant(text: str | None) -> str | None:
     """The right side of a "since" condition: an instant, or a duration back from now."""
     if text is None:
         return None

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 import grpc
+import grpc.aio
 from google.protobuf.any_pb2 import Any
 from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
@@ -40,7 +41,7 @@ class RpcStatus:
 
 def read_status(error: grpc.RpcError) -> RpcStatus:
     """The status of a failed call; details that cannot be read are left out."""
-    assert isinstance(error, grpc.Call), "errors of calls carry their call"
+    assert isinstance(error, grpc.Call | grpc.aio.AioRpcError), "errors of calls carry their call"
     reason, resource, request_id = "", "", ""
     fields: list[tuple[str, str]] = []
     for detail in _details(error):
@@ -66,7 +67,7 @@ def read_status(error: grpc.RpcError) -> RpcStatus:
     )
 
 
-def _details(error: grpc.Call) -> list[Any]:
+def _details(error: grpc.Call | grpc.aio.AioRpcError) -> list[Any]:
     for key, value in error.trailing_metadata() or ():
         if key == _DETAILS_KEY:
             status = status_pb2.Status()

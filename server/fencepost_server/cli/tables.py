@@ -48,6 +48,11 @@ def print_json_list(name: str, messages: Sequence[Any]) -> None:
     print(json.dumps(document, indent=2, ensure_ascii=False))
 
 
+def json_line(message: Any) -> str:
+    """A message as one line of JSON, for streams."""
+    return json.dumps(to_dict(message), ensure_ascii=False)
+
+
 def to_dict(message: Any) -> dict[str, Any]:
     """A message as canonical protobuf JSON."""
     from google.protobuf.json_format import MessageToDict

@@ -6,14 +6,23 @@ import typer
 import typer.main
 
 from fencepost_server.cli import (
+    bulk,
+    calendars,
+    dead,
     explain,
     fires,
     forecast,
     jobs,
     ops,
     process,
+    queues,
+    relay,
     runs,
+    steer,
+    tail,
+    tenants,
     tz_diff,
+    why,
     workers,
 )
 from fencepost_server.cli.settings import (
@@ -45,10 +54,21 @@ def build() -> "Command":
     app.command("explain")(explain.explain)
     app.command("tz-diff")(tz_diff.tz_diff)
     app.command("forecast")(forecast.forecast)
+    app.command("relay")(relay.relay)
     jobs.app.command("fires")(fires.fires)
     jobs.app.command("backfill")(fires.backfill)
+    runs.app.command("why")(why.why)
+    runs.app.command("tail")(tail.tail)
+    runs.app.command("cancel")(steer.cancel)
+    runs.app.command("replay")(steer.replay)
+    runs.app.command("discard")(steer.discard)
+    runs.app.add_typer(bulk.app, name="bulk")
     app.add_typer(jobs.app, name="jobs")
     app.add_typer(runs.app, name="runs")
+    app.add_typer(dead.app, name="dead")
+    app.add_typer(queues.app, name="queues")
+    app.add_typer(calendars.app, name="calendars")
+    app.add_typer(tenants.app, name="tenants")
     app.add_typer(workers.app, name="workers")
     app.add_typer(ops.app, name="ops")
     return typer.main.get_command(app)

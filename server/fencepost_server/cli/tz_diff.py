@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from fencepost_server.cli.failure import CliError, note, usage
+from fencepost_server.cli.failure import CliError, ExitCode, note, usage
 from fencepost_server.cli.settings import Settings, calls_server
 from fencepost_server.cli.tables import print_rows
 
@@ -56,7 +56,7 @@ def tz_diff(
     ] = False,
 ) -> None:
     """List the zones that differ within three years, and the tenant's jobs with fires that
-    would move within 90 days.
+    would move within 90 days. The exit code is 9 if there are any.
 
     Examples:
 
@@ -88,6 +88,8 @@ def tz_diff(
                 _print_jobs(jobs)
         if settings.json:
             print(json.dumps(document, indent=2, ensure_ascii=False))
+    if zones:
+        raise typer.Exit(ExitCode.DIFFERENT)
 
 
 @contextmanager

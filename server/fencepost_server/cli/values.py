@@ -72,7 +72,7 @@ def parse_labels(texts: Sequence[str]) -> dict[str, str]:
 def read_payload(text: str) -> str:
     """JSON as typed, or of a file with @path, or of standard input with @-; kept byte for byte."""
     if text.startswith("@"):
-        text = _read_file(text[1:])
+        text = read_text(text[1:], what="the payload")
     if len(text.encode()) > PAYLOAD_BYTES_MAX:
         raise usage(
             f"--payload of {len(text.encode())} bytes is too large",
@@ -90,18 +90,19 @@ def read_payload(text: str) -> str:
     return text
 
 
-def _read_file(path: str) -> str:
+def read_text(path: str, *, what: str) -> str:
+    """A file, or standard input for -. Raises CliError, with `what` it was to be."""
     try:
         raw = sys.stdin.buffer.read() if path == "-" else Path(path).read_bytes()
         return raw.decode("utf-8")
     except OSError as error:
         raise CliError(
-            f"cannot read the payload from {path}",
+            f"cannot read {what} from {path}",
             why=error.strerror or str(error),
             exit_code=ExitCode.USAGE,
         ) from error
     except UnicodeDecodeError as error:
-        raise usage(f"{path} is not JSON", why=f"it is not UTF-8: {error}") from error
+        raise usage(f"cannot read {what} from {path}", why=f"it is not UTF-8: {error}") from error
 
 
 def job_path(tenant: str, text: str) -> str:
@@ -120,6 +121,26 @@ def run_path(tenant: str, text: str) -> str:
             why="it is JOB/SCHEDULED_AT, as the first column of fencepost runs list shows it",
         )
     return f"tenants/{tenant}/jobs/{job}/runs/{scheduled_at}"
+
+
+def operation_path(tenant: str, text: str) -> str:
+    """Resource name of an operation given by id or resource name."""
+    return text if text.startswith("tenants/") else f"tenants/{tenant}/operations/{text}"
+
+
+def tenant_path(text: str) -> str:
+    """Resource name of a tenant given by name or resource name."""
+    return text if text.startswith("tenants/") else f"tenants/{text}"
+
+
+def queue_path(tenant: str, text: str) -> str:
+    """Resource name of a queue given by name or resource name."""
+    return text if text.startswith("tenants/") else f"tenants/{tenant}/queues/{text}"
+
+
+def calendar_path(tenant: str, text: str) -> str:
+    """Resource name of a calendar given by name or resource name."""
+    return text if text.startswith("tenants/") else f"tenants/{tenant}/calendars/{text}"
 
 
 def short_run(name: str) -> str:

@@ -11,7 +11,8 @@ from fencepost_server.clock import Instant
 from fencepost_server.domain.job import RetryPolicy
 from fencepost_server.domain.run import CancelCause, Lane, RunKey, RunState
 from fencepost_server.engine.ending import EndedAttempt, EndedRun, end_runs, record_attempts
-from fencepost_server.engine.specs import RunSpec, SpecKey
+from fencepost_server.engine.specs import SpecKey
+from fencepost_server.engine.wake import Affected
 from fencepost_server.policy.outcome import Decision, Ending, OpenAttempt, decide
 from fencepost_server.store.database import Connection, Row
 from fencepost_server.store.statements import load
@@ -38,12 +39,15 @@ class Effects:
     states: dict[RunKey, RunState] = field(default_factory=dict)
     ready: dict[Lane, Instant] = field(default_factory=dict)
     serial_jobs: set[str] = field(default_factory=set)
+    # Where attempts were closed: under caps, places are free.
+    queue_ids: set[int] = field(default_factory=set)
+    affected: set[Affected] = field(default_factory=set)
 
 
 async def end_attempts(
     connection: Connection,
     ended: Sequence[Ended],
-    specs: Mapping[SpecKey, RunSpec],
+    policies: Mapping[SpecKey, RetryPolicy],
     *,
     now: Instant,
 ) -> Effects:
@@ -55,11 +59,12 @@ async def end_attempts(
     for each in ended:
         row = each.row
         run = open_attempt(row)
-        spec = specs.get(SpecKey(run.key.job_id, row["version"]))
         # A version is kept while a live run names it; without it the defaults decide.
-        policy = RetryPolicy() if spec is None else spec.spec.retry_policy
+        policy = policies.get(SpecKey(run.key.job_id, row["version"]), RetryPolicy())
         decision = decide(run, each.ending, policy, now=now)
         effects.states[run.key] = decision.state
+        if not decision.keeps_open:
+            effects.queue_ids.add(row["queue_id"])
         if decision.state.is_live:
             back.append((each, run, decision))
             lane = Lane(row["queue_id"], row["kind_id"], row["priority"])
@@ -71,7 +76,7 @@ async def end_attempts(
                 effects.serial_jobs.add(run.key.job_id)
         if decision.outcome is not None:
             attempts.append(_ended_attempt(each, run, decision))
-    await _put_back(connection, back)
+    await _put_back(connection, back, now=now)
     await end_runs(connection, runs, now=now)
     await record_attempts(connection, attempts, now=now)
     return effects
@@ -90,6 +95,7 @@ def open_attempt(row: Row) -> OpenAttempt:
         cancel_requested=row["cancel_requested"],
         cancel_cause=None if cause is None else CancelCause[cause.upper()],
         cancel_reason=row["cancel_reason"],
+        total_until=row["total_until"],
     )
 
 
@@ -127,7 +133,7 @@ def _ended_attempt(each: Ended, run: OpenAttempt, decision: Decision) -> EndedAt
 
 
 async def _put_back(
-    connection: Connection, back: Sequence[tuple[Ended, OpenAttempt, Decision]]
+    connection: Connection, back: Sequence[tuple[Ended, OpenAttempt, Decision]], *, now: Instant
 ) -> None:
     if not back:
         return
@@ -145,4 +151,5 @@ async def _put_back(
         failures=[each.failure for each, _, _ in back],
         failure_codes=[each.failure_code for each, _, _ in back],
         progresses=[each.progress for each, _, _ in back],
+        now=now,
     )

@@ -1,20 +1,15 @@
-"""Carries backfills out: one short transaction per step, under the operation's and then
-the job's lock, that also stores how far it came. Any server takes the next one.
-"""
+"""Carries backfills out, step by step, under the operation's and then the job's lock."""
 
-import asyncio
-from collections.abc import Callable
 from dataclasses import asdict
 from itertools import islice
 
-import structlog
-
-from fencepost_server.clock import MINUTE, SECOND, Clock, Duration, Instant, format_instant
+from fencepost_server.clock import SECOND, Clock, Duration, Instant, format_instant
 from fencepost_server.domain.job import JobSpec
 from fencepost_server.domain.run import Lane
 from fencepost_server.engine.backfill import existing_runs, past_rule
+from fencepost_server.engine.operation_steps import PROBLEMS_MAX, Hints, OperationSteps
 from fencepost_server.engine.wake import Wake
-from fencepost_server.errors import InvalidField, StorageUnavailable
+from fencepost_server.errors import InvalidField
 from fencepost_server.policy.backfill import (
     STEP_FIRES_MAX,
     BackfillBounds,
@@ -30,62 +25,17 @@ from fencepost_server.store.operations import StepProblem, problems_of
 from fencepost_server.store.statements import load
 
 _SQL = load("operations")
-_log = structlog.get_logger("backfill")
-
-_STEPS_PER_PASS = 100
 _WAIT: Duration = SECOND
-_POSTPONED: Duration = MINUTE
-_PROBLEMS_MAX = 20
 
 
-class BackfillSteps:
+class BackfillSteps(OperationSteps):
     """Run `run` until it is cancelled."""
 
     def __init__(self, *, database: Database, clock: Clock, wake: Wake) -> None:
-        self._database = database
-        self._clock = clock
-        self._wake = wake
-        # Replaced by whoever follows the clock.
-        self.is_trusted: Callable[[], bool] = lambda: True
+        super().__init__(database=database, clock=clock, wake=wake, lease=_SQL["lease_operation"])
 
-    async def run(self, *, interval: Duration) -> None:
-        """Takes the steps that are due, every `interval`."""
-        while True:
-            try:
-                for _ in range(_STEPS_PER_PASS):
-                    if not self.is_trusted() or not await self.step():
-                        break
-            except StorageUnavailable as error:
-                _log.debug("storage_unavailable", error=repr(error.__cause__))
-            await asyncio.sleep(interval / SECOND)
-
-    async def step(self) -> bool:
-        """Takes one step of one backfill; False if none is due."""
-        now = self._clock.now()
-        operation_id = ""
-        lanes: set[Lane] = set()
-        try:
-            async with self._database.requests.transaction() as connection:
-                row = await connection.fetch_one(_SQL["lease_operation"], now=now)
-                if row is None:
-                    return False
-                operation_id = str(row["operation_id"])
-                lanes = await _take(connection, row, now=now)
-        except StorageUnavailable:
-            raise
-        except Exception as error:
-            if not operation_id:
-                raise
-            # Other operations must go on.
-            _log.exception("operation_step_failed", operation_id=operation_id, error=repr(error))
-            await self._database.requests.execute(
-                _SQL["postpone_operation"],
-                operation_id=operation_id,
-                next_step_at=now + _POSTPONED,
-            )
-        if lanes:
-            self._wake.lanes(lanes)
-        return True
+    async def _take(self, connection: Connection, row: Row, *, now: Instant) -> Hints:
+        return Hints(lanes=await _take(connection, row, now=now))
 
 
 async def _take(connection: Connection, row: Row, *, now: Instant) -> set[Lane]:
@@ -156,6 +106,7 @@ async def _make(
             first_at=plan.replace[0],
             last_at=plan.replace[-1],
             scheduled_ats=plan.replace,
+            now=now,
         )
     await connection.fetch(
         _SQL["insert_backfilled"],
@@ -190,7 +141,7 @@ async def _store(
         changed=len(plan.make),
         unchanged=plan.unchanged,
         failed=len(plan.too_old),
-        problems=[asdict(each) for each in problems[:_PROBLEMS_MAX]],
+        problems=[asdict(each) for each in problems[:PROBLEMS_MAX]],
         state=state,
         stop_cause="refused" if refused else None,
     )

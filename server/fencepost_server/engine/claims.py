@@ -63,11 +63,13 @@ class Claimer:
         is_capped: bool,
         after: Instant = 0,
         connection: Connection | None = None,
+        is_refill: bool = False,
     ) -> list[Claimed]:
         """Up to one run per entry of `worker_ids`, the first for the first.
 
         `lanes` are (kind_id, priority); `after` is a lower bound of available_at. Commits
-        by itself, or belongs to the transaction of `connection`.
+        by itself, or belongs to the transaction of `connection`. `is_refill`: after ends in
+        that transaction; nothing if others claim in the tenant just now.
         """
         now = self._clock.now()
         values: dict[str, Any] = {
@@ -81,7 +83,8 @@ class Claimer:
         }
         if not is_capped:
             values["after"] = after
-        statement = _SQL["claim_capped_runs" if is_capped else "claim_runs"]
+        capped = "refill_capped_runs" if is_refill else "claim_capped_runs"
+        statement = _SQL[capped if is_capped else "claim_runs"]
         source = self._pool if connection is None else connection
         rows = await source.fetch(statement, **values)
         return await self.assemble(rows, queue_id=queue_id, now=now, connection=connection)

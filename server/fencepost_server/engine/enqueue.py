@@ -1,31 +1,54 @@
-"""Makes ad-hoc runs of existing jobs, one or a thousand in one transaction; each entry
-succeeds or fails alone, and all that can be done set by set is.
+"""Makes ad-hoc runs of existing jobs, one or a thousand in one call; each entry succeeds or
+fails alone. All that must hold in a race is done by one function of the database
+(docs/adr/0035).
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import TypeAlias
 
-from fencepost_server.clock import HOUR, Duration, Instant
-from fencepost_server.domain.names import JobName
+from fencepost_server.clock import DAY, HOUR, SECOND, Duration, Instant
+from fencepost_server.domain.names import JobName, format_run
 from fencepost_server.domain.run import Lane, RunKey, RunOrigin, RunState
 from fencepost_server.engine.job_access import job_not_found
 from fencepost_server.engine.job_creation import Origin
-from fencepost_server.engine.run_keys import NewRun, insert_runs
 from fencepost_server.engine.specs import RunSpec, SpecCache, SpecKey
 from fencepost_server.engine.wake import Wake
-from fencepost_server.errors import FencepostError, InvalidField
+from fencepost_server.errors import (
+    FencepostError,
+    InvalidField,
+    StorageUnavailable,
+    UniqueKeyHeld,
+)
 from fencepost_server.store import requests
+from fencepost_server.store import runs as run_store
 from fencepost_server.store.catalogue import Catalogue
-from fencepost_server.store.database import Connection, Database, Row
-from fencepost_server.store.requests import RequestKey, RequestScope
+from fencepost_server.store.database import Database, Row
+from fencepost_server.store.enqueues import KEY_BUSY_TEXT, WantedRun, enqueue_runs
+from fencepost_server.store.requests import RequestKey
 from fencepost_server.store.runs import RunRecord
-from fencepost_server.store.statements import load
 
-_SQL = load("enqueue")
 REMEMBERED_FOR: Duration = HOUR
+KEEP_FOR_DEFAULT: Duration = DAY
 LABELS_MAX = 32
-_METHOD = "EnqueueRun"
+
+
+class UniqueConflict(IntEnum):
+    """What becomes of an entry whose unique key a run holds; numbers as in the contract."""
+
+    RETURN_EXISTING = 1
+    REJECT = 2
+    REPLACE_WAITING = 3
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UniqueKey:
+    """A business key of the job: one run at a time holds it, and `keep_for` after its end."""
+
+    key: str
+    conflict: UniqueConflict = UniqueConflict.RETURN_EXISTING
+    keep_for: Duration = KEEP_FOR_DEFAULT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,20 +64,28 @@ class EnqueueEntry:
     priority: int | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
     concurrency_key: str | None = None
+    unique: UniqueKey | None = None
     request: RequestKey | None = None
 
 
-# The answer for a run that was made, now or by the first call with its id; or a refusal.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Enqueued:
+    """The run of an entry; `existing`: nothing was made, it holds the unique key.
+
+    `record` None: the run's history is gone, and only its key is still held.
+    """
+
+    key: RunKey
+    job: JobName
+    record: RunRecord | None
+    existing: bool
+    unique_key: str = ""
+
+
 Outcome: TypeAlias = bytes | FencepostError
-Encode: TypeAlias = Callable[[RunRecord], bytes]
-
-
-@dataclass(slots=True)
-class _Batch:
-    tenant_id: int
-    outcomes: dict[int, Outcome] = field(default_factory=dict)
-    rows: dict[int, NewRun] = field(default_factory=dict)
-    targets: dict[int, tuple[Row, RunSpec]] = field(default_factory=dict)
+Encode: TypeAlias = Callable[[Enqueued], bytes]
+# Reads what a request id is remembered by: the run, and whether it was there before.
+Recall: TypeAlias = Callable[[bytes], tuple[RunKey, bool]]
 
 
 class Enqueues:
@@ -73,173 +104,178 @@ class Enqueues:
         return self._database.clock.now()
 
     async def enqueue(
-        self, origin: Origin, entries: Sequence[EnqueueEntry], *, encode: Encode
+        self,
+        origin: Origin,
+        entries: Sequence[EnqueueEntry],
+        *,
+        encode: Encode,
+        recall: Recall | None = None,
     ) -> list[Outcome]:
-        """One outcome per entry, in their order. `encode` makes the answer to remember.
+        """One outcome per entry, in their order; `recall` is needed for request ids.
 
         The runs are claimable with the commit. Raises TenantNotFound, ServerOverloaded, or
         StorageUnavailable with nothing made as far as known.
         """
-        batch = _Batch(await self._catalogue.tenant_id(origin.tenant))
+        tenant_id = await self._catalogue.tenant_id(origin.tenant)
         copies, refused = requests.repeated([entry.request for entry in entries])
-        batch.outcomes.update(refused)
-        fresh = [
-            index
-            for index in range(len(entries))
-            if index not in batch.outcomes and index not in copies
-        ]
-        async with self._database.requests.transaction() as connection:
-            await self._make(connection, origin, entries, fresh, batch, encode)
-        self._announce(batch, origin.now)
-        for index, first in copies.items():
-            batch.outcomes[index] = batch.outcomes[first]
-        return [batch.outcomes[index] for index in range(len(entries))]
-
-    async def _make(
-        self,
-        connection: Connection,
-        origin: Origin,
-        entries: Sequence[EnqueueEntry],
-        fresh: Sequence[int],
-        batch: _Batch,
-        encode: Encode,
-    ) -> None:
-        """The transaction: request ids, then jobs, then runs, then answers."""
-        scope = RequestScope(tenant_id=batch.tenant_id, method=_METHOD)
-        index_of = {
-            request.request_id: index
-            for index in fresh
-            if (request := entries[index].request) is not None
-        }
-        before = await requests.begin(
-            connection,
-            scope,
-            [request for index in index_of.values() if (request := entries[index].request)],
-            now=origin.now,
-            keep_for=REMEMBERED_FOR,
-        )
-        for request_id, answer in before.items():
-            batch.outcomes[index_of[request_id]] = answer
-        wanted = [index for index in fresh if index not in batch.outcomes]
-        await self._prepare(connection, origin, entries, wanted, batch)
-        made = await insert_runs(
-            connection,
-            list(batch.rows.values()),
-            tenant_id=batch.tenant_id,
-            trace_context=origin.trace_context,
-            now=origin.now,
-        )
-        for index, key in zip(batch.rows, made, strict=True):
-            row, spec = batch.targets[index]
-            batch.outcomes[index] = encode(_record(key, batch.rows[index], row, spec, origin))
-        answers: dict[str, bytes | None] = {}
-        for request_id, index in index_of.items():
-            if request_id not in before:
-                outcome = batch.outcomes[index]
-                answers[request_id] = outcome if isinstance(outcome, bytes) else None
-        await requests.finish(connection, scope, answers)
-
-    async def _prepare(
-        self,
-        connection: Connection,
-        origin: Origin,
-        entries: Sequence[EnqueueEntry],
-        wanted: Sequence[int],
-        batch: _Batch,
-    ) -> None:
-        """Fills `rows` with what can be inserted, and `outcomes` with what cannot."""
-        jobs = {entries[index].job for index in wanted}
-        found = await connection.fetch(
-            _SQL["find_enqueue_targets"],
-            tenant_id=batch.tenant_id,
-            job_ids=sorted(job.job for job in jobs if job.is_id),
-            names=sorted(job.job for job in jobs if not job.is_id),
-        )
-        by_job: dict[str, Row] = {}
-        for row in found:
-            by_job[str(row["job_id"])] = by_job[row["name"]] = row
-        specs = await self._specs.get(
-            {SpecKey(str(row["job_id"]), row["version"]) for row in found}, connection=connection
-        )
-        for index in wanted:
-            entry = entries[index]
-            target = by_job.get(entry.job.job)
-            spec = (
-                None
-                if target is None
-                else specs.get(SpecKey(str(target["job_id"]), target["version"]))
+        outcomes: dict[int, Outcome] = {**refused}
+        fresh = [i for i in range(len(entries)) if i not in refused and i not in copies]
+        rows: Sequence[Row] = ()
+        if fresh:
+            rows = await enqueue_runs(
+                self._database.requests,
+                [_wanted(entries[index]) for index in fresh],
+                tenant_id=tenant_id,
+                trace_context=origin.trace_context,
+                remember_until=origin.now + REMEMBERED_FOR,
+                now=origin.now,
             )
-            if target is None or spec is None:
-                batch.outcomes[index] = job_not_found(entry.job)
-                continue
-            try:
-                batch.rows[index] = _new_run(entry, target, spec, origin.now)
-            except InvalidField as error:
-                batch.outcomes[index] = error
-            else:
-                batch.targets[index] = (target, spec)
+        self._announce(rows, origin.now)
+        answers = await self._answers(origin, dict(zip(fresh, rows, strict=True)), entries, recall)
+        for index, answer in answers.items():
+            outcomes[index] = answer if isinstance(answer, FencepostError) else encode(answer)
+        for index, first in copies.items():
+            outcomes[index] = outcomes[first]
+        return [outcomes[index] for index in range(len(entries))]
 
-    def _announce(self, batch: _Batch, now: Instant) -> None:
+    async def _answers(
+        self,
+        origin: Origin,
+        rows: Mapping[int, Row],
+        entries: Sequence[EnqueueEntry],
+        recall: Recall | None,
+    ) -> dict[int, Enqueued | FencepostError]:
+        """What became of each entry, by position."""
+        specs = await self._specs.get(
+            {
+                SpecKey(str(row["job_id"]), row["version"])
+                for row in rows.values()
+                if row["version"] is not None
+            }
+        )
+        known: dict[int, tuple[RunKey, bool]] = {}
+        answers: dict[int, Enqueued | FencepostError] = {}
+        for index, row in rows.items():
+            spec = specs.get(SpecKey(str(row["job_id"]), row["version"]))
+            if spec is not None:
+                record = _record(row, spec, entries[index], origin)
+                answers[index] = _enqueued(entries[index], record.key, record, existing=False)
+            elif row["outcome"] == "repeated":
+                assert recall is not None, "request ids came without a way to read their answers"
+                known[index] = recall(row["note"])
+            elif row["outcome"] in ("made", "existing"):
+                # Made, and replaced by a later entry of the same call.
+                key = RunKey(str(row["job_id"]), row["scheduled_at"])
+                known[index] = key, row["outcome"] == "existing"
+            else:
+                answers[index] = _refusal(row, entries[index], origin)
+        records = await self._read([key for key, _ in known.values()])
+        for index, (key, existing) in known.items():
+            answers[index] = _enqueued(entries[index], key, records.get(key), existing=existing)
+        return answers
+
+    async def _read(self, keys: Sequence[RunKey]) -> Mapping[RunKey, RunRecord]:
+        if not keys:
+            return {}
+        async with self._database.requests.connection() as connection:
+            return await run_store.read(connection, sorted(set(keys)), full=False)
+
+    def _announce(self, rows: Sequence[Row], now: Instant) -> None:
         ready: set[Lane] = set()
         coming: dict[Lane, Instant] = {}
-        for run in batch.rows.values():
-            lane = Lane(run.queue_id, run.kind_id, run.priority)
-            if run.due_at <= now:
+        for row in rows:
+            if row["version"] is None:
+                continue
+            lane, at = Lane(row["queue_id"], row["kind_id"], row["priority"]), row["available_at"]
+            if at <= now:
                 ready.add(lane)
             else:
-                coming[lane] = min(run.due_at, coming.get(lane, run.due_at))
+                coming[lane] = min(at, coming.get(lane, at))
         self._wake.lanes(ready)
         for lane, at in coming.items():
             self._wake.lanes([lane], at=at)
 
 
-def _new_run(entry: EnqueueEntry, target: Row, spec: RunSpec, now: Instant) -> NewRun:
-    """Raises InvalidField when the job's labels and the run's are too many together."""
-    labels = None
-    if entry.labels:
-        labels = {**spec.spec.labels, **entry.labels}
-        if len(labels) > LABELS_MAX:
-            raise InvalidField(
-                f"labels: {len(labels)} together with the job's, want at most {LABELS_MAX}",
-                field="labels",
-                value=str(len(labels)),
-                allowed=f"at most {LABELS_MAX} labels",
-            )
-    key = target["concurrency_key"] if entry.concurrency_key is None else entry.concurrency_key
-    return NewRun(
-        job_id=str(target["job_id"]),
-        due_at=now if entry.due_at is None else max(now, entry.due_at),
-        queue_id=target["queue_id"],
-        kind_id=target["kind_id"],
-        version=target["version"],
-        priority=target["priority"] if entry.priority is None else entry.priority,
-        lease_s=target["lease_s"],
-        cancel_grace_s=target["cancel_grace_s"],
-        attempt_timeout_s=target["attempt_timeout_s"],
-        max_in_flight=target["max_in_flight"],
-        concurrency_key=key or None,
+def _wanted(entry: EnqueueEntry) -> WantedRun:
+    unique = entry.unique
+    return WantedRun(
+        job=entry.job.job,
+        due_at=entry.due_at,
         payload=entry.payload,
-        labels=labels,
+        priority=entry.priority,
+        labels=entry.labels,
+        concurrency_key=entry.concurrency_key,
+        unique_key=None if unique is None else unique.key,
+        conflict=int(UniqueConflict.RETURN_EXISTING if unique is None else unique.conflict),
+        # Rounded up: a key is kept no shorter than asked.
+        keep_for_s=0 if unique is None else -(-unique.keep_for // SECOND),
+        request=entry.request,
     )
 
 
-def _record(key: RunKey, run: NewRun, target: Row, spec: RunSpec, origin: Origin) -> RunRecord:
-    """The run as its row is now, without another read."""
-    return RunRecord(
+def _enqueued(
+    entry: EnqueueEntry, key: RunKey, record: RunRecord | None, *, existing: bool
+) -> Enqueued:
+    return Enqueued(
         key=key,
+        job=entry.job,
+        record=record,
+        existing=existing,
+        unique_key="" if entry.unique is None else entry.unique.key,
+    )
+
+
+def _refusal(row: Row, entry: EnqueueEntry, origin: Origin) -> FencepostError:
+    """Why an entry has no run."""
+    match row["outcome"]:
+        case "no_job":
+            return job_not_found(entry.job)
+        case "reused":
+            assert entry.request is not None
+            return requests.reused(entry.request.request_id)
+        case "busy":
+            return StorageUnavailable(f"unique_key: {KEY_BUSY_TEXT}")
+        case "labels":
+            total = row["priority"]
+            return InvalidField(
+                f"labels: {total} together with the job's, want at most {LABELS_MAX}",
+                field="labels",
+                value=str(total),
+                allowed=f"at most {LABELS_MAX} labels",
+            )
+        case "held":
+            assert entry.unique is not None
+            holder = format_run(origin.tenant, entry.job.job, row["scheduled_at"])
+            return UniqueKeyHeld(
+                f"unique_key: {entry.unique.key!r} is held by {holder}; use another key, or wait "
+                "until it is free",
+                field="unique_key",
+                resource=holder,
+                run=holder,
+                uniqueKey=entry.unique.key,
+            )
+    raise AssertionError(f"no such outcome: {row['outcome']}")
+
+
+def _record(row: Row, of: RunSpec, entry: EnqueueEntry, origin: Origin) -> RunRecord:
+    """The run as its row is now, without another read."""
+    labels = row["run_labels"]
+    return RunRecord(
+        key=RunKey(str(row["job_id"]), row["scheduled_at"]),
         tenant=origin.tenant,
-        job_name=target["name"],
+        job_name=of.job_name,
         job_is_deleted=False,
-        version=run.version,
-        spec=spec.spec,
+        version=row["version"],
+        spec=of.spec,
         state=RunState.QUEUED,
         origin=RunOrigin.ENQUEUE,
-        queue_name=target["queue_name"],
-        kind=target["kind_name"],
-        priority=run.priority,
+        queue_name=of.spec.target.queue_name,
+        kind=of.spec.target.kind,
+        priority=row["priority"],
         created_at=origin.now,
-        available_at=run.due_at,
-        labels=spec.spec.labels if run.labels is None else run.labels,
-        concurrency_key=run.concurrency_key or "",
+        available_at=row["available_at"],
+        labels=of.spec.labels if labels is None else labels,
+        concurrency_key=row["concurrency_key"] or "",
+        unique_key="" if entry.unique is None else entry.unique.key,
         trace_context=origin.trace_context,
     )

@@ -23,7 +23,8 @@ from fencepost_server.clock import (
 from fencepost_server.cluster.ownership import Ownership
 from fencepost_server.domain.run import Lane
 from fencepost_server.domain.schedule import CronSpec, spec_from_json
-from fencepost_server.engine.settle import PACED_AFTER, settle
+from fencepost_server.engine.governor import PARKED_MAX, Outages
+from fencepost_server.engine.settle import settle
 from fencepost_server.engine.tzdata import TzdataFollower
 from fencepost_server.engine.wake import Wake
 from fencepost_server.errors import FencepostError, StorageUnavailable
@@ -57,13 +58,13 @@ class Scheduler:
         wake: Wake,
         batch_max: int,
         concurrency: int,
-        catch_up_rate: float = 0.0,
+        parks: bool = False,
         zones: ZoneSource | None = None,
     ) -> None:
         """`batch_max` jobs per transaction, `concurrency` transactions side by side.
 
-        At most `catch_up_rate` late runs of a tenant become claimable per second; 0: no bound.
-        `zones` is other zone data than the pinned one.
+        `parks`: what fell due in an outage waits for the governor. `zones` is other zone data
+        than the pinned one.
         """
         self._database = database
         self._clock = clock
@@ -71,7 +72,7 @@ class Scheduler:
         self._wake = wake
         self._batch_max = batch_max
         self._concurrency = concurrency
-        self._catch_up_rate = catch_up_rate
+        self._outages = Outages(database=database) if parks else None
         self._woken = asyncio.Event()
         # Replaced by whoever follows the clock.
         self.is_trusted: Callable[[], bool] = lambda: True
@@ -106,6 +107,7 @@ class Scheduler:
     async def fire_due(self) -> int:
         """One pass over everything that is due now; the number of runs made."""
         now = self._clock.now()
+        await self._parked_before(now)
         due = await self._due_partitions(now)
         return await self._fire(sorted(due)) if due else 0
 
@@ -123,6 +125,7 @@ class Scheduler:
             self._bound = 0
             self._unbounded_at = monotonic()
         now = self._clock.now()
+        await self._parked_before(now)
         earliest = await self._earliest(partitions)
         due = [partition for partition, at in earliest.items() if at <= now]
         if due:
@@ -188,8 +191,8 @@ class Scheduler:
             batch_max=batch_max,
             tzdata=self._zones.version,
             withheld=self._withheld,
-            catch_up_rate=self._catch_up_rate,
-            paced_after_s=PACED_AFTER // SECOND,
+            parked_before=await self._parked_before(now),
+            parked_until=now + PARKED_MAX,
         )
         assert row is not None
         decided: int = row["fired"]
@@ -228,16 +231,18 @@ class Scheduler:
         return decided
 
     async def _settle_batch(self, job_ids: Sequence[str]) -> int:
+        now = self._clock.now()
+        parked_before = await self._parked_before(now)
         async with self._database.requests.transaction() as connection:
             settled = await settle(
-                connection,
-                job_ids=job_ids,
-                now=self._clock.now(),
-                wait=False,
-                catch_up_rate=self._catch_up_rate,
+                connection, job_ids=job_ids, now=now, wait=False, parked_before=parked_before
             )
-        self._wake.lanes(settled.lanes)
+        settled.announce(self._wake)
         return len(settled.locked)
+
+    async def _parked_before(self, now: Instant) -> Instant:
+        """Fires due before this are parked; asking says that this process fires."""
+        return 0 if self._outages is None else await self._outages.parked_before(now)
 
     async def _remember(self, schedules: Sequence[int], instants: Sequence[Instant]) -> bool:
         """Computes next fires and puts them into the memo that the statement joins."""

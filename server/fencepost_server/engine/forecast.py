@@ -1,7 +1,8 @@
 """How many fires every minute ahead will bring, per distinct time rule and not per job.
 
-The answer is kept for ten minutes. Counting gives way to other work of the loop again and
-again, and stops at a number of steps: a forecast must not hold up a fire.
+The answer is kept for ten minutes; where jobs are many, they are counted beforehand. Working it
+out gives way to other work of the loop again and again, and stops at a number of steps: a
+forecast must not hold up a fire.
 """
 
 import asyncio
@@ -13,6 +14,7 @@ from itertools import islice
 
 from fencepost_server.clock import HOUR, MINUTE, SECOND, Clock, Duration, Instant
 from fencepost_server.domain.schedule import CronSpec, spec_from_json
+from fencepost_server.engine.forecast_count import COUNT_AGE_MAX, JOBS_LIVE_MAX
 from fencepost_server.errors import ServerOverloaded
 from fencepost_server.policy.cron import CronRule, compile_cron
 from fencepost_server.policy.forecast import FireGroup, fires_by_minute
@@ -31,8 +33,6 @@ _RULES_BATCH = 1000
 _STEPS_AT_ONCE = 500
 # Computed beyond what was asked for, so that the answer still serves while it is kept.
 _SPARE_MINUTES = KEPT // MINUTE
-# An answer is cut to its window when it is served: the spare minutes may be among the best.
-_CANDIDATES = PEAKS_MAX + _SPARE_MINUTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,51 +64,63 @@ class Forecast:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Refused:
-    """There were too many rules to count."""
+class _Kept:
+    """An answer, or why there is none (it took as much work), and since when it is kept."""
 
-    why: str
-    computed_at: Instant
+    since: Instant
+    answer: Forecast | None
+    refusal: str = ""
 
 
 class Forecasts:
     """Answers from the stored jobs; one is computed at a time."""
 
-    def __init__(self, *, database: Database, clock: Clock, steps_max: int = STEPS_MAX) -> None:
+    def __init__(
+        self,
+        *,
+        database: Database,
+        clock: Clock,
+        steps_max: int = STEPS_MAX,
+        jobs_live_max: int = JOBS_LIVE_MAX,
+    ) -> None:
         self._pool = database.requests
         self._clock = clock
         self._steps_max = steps_max
+        self._jobs_live_max = jobs_live_max
         self._lock = asyncio.Lock()
-        self._kept: OrderedDict[tuple[int | None, int], Forecast | _Refused] = OrderedDict()
+        self._kept: OrderedDict[tuple[int | None, int], _Kept] = OrderedDict()
 
     async def get(self, *, tenant_id: int | None, hours: int) -> Forecast:
-        """The next `hours` of one tenant, or of all with None; at most ten minutes old.
+        """The next `hours` of one tenant, or of all with None.
 
-        Raises ServerOverloaded when the rules are too many to count.
+        At most ten minutes old, and of many jobs as old as their last count besides. Raises
+        ServerOverloaded when the rules are too many to count, or jobs are not counted yet.
         """
         key = (tenant_id, hours)
         async with self._lock:
             now = self._clock.now()
             kept = self._kept.get(key)
-            if kept is None or not 0 <= now - kept.computed_at <= KEPT:
+            if kept is None or not 0 <= now - kept.since <= KEPT:
                 try:
-                    kept = await self._compute(tenant_id, hours, now)
-                except ServerOverloaded as error:
-                    # Kept too: it took as much work as an answer.
-                    kept = _Refused(why=error.message, computed_at=now)
+                    kept = _Kept(since=now, answer=await self._compute(tenant_id, hours, now))
+                except _TooMuch as error:
+                    kept = _Kept(since=now, answer=None, refusal=error.message)
                 self._kept[key] = kept
                 while len(self._kept) > _ANSWERS_MAX:
                     self._kept.popitem(last=False)
             self._kept.move_to_end(key)
-        if isinstance(kept, _Refused):
-            raise ServerOverloaded(kept.why)
-        return _cut(kept, now=now, hours=hours)
+        if kept.answer is None:
+            raise ServerOverloaded(kept.refusal)
+        return _cut(kept.answer, now=now, hours=hours)
 
     async def _compute(self, tenant_id: int | None, hours: int, now: Instant) -> Forecast:
-        start = now // MINUTE * MINUTE
-        minutes = hours * HOUR // MINUTE + _SPARE_MINUTES
+        count_id, counted_at = await self._last_count(now)
+        start = counted_at // MINUTE * MINUTE
+        # What will be cut off: up to now, and up to when the answer is served last.
+        spare = (now - start) // MINUTE + _SPARE_MINUTES
+        minutes = hours * HOUR // MINUTE + spare
         until = start + minutes * MINUTE
-        groups = await self._groups(tenant_id, start, until)
+        groups = await self._groups(tenant_id, count_id, start, until)
         steps = _Steps(limit=self._steps_max)
         fires = [0] * minutes
         for group in groups:
@@ -116,7 +128,8 @@ class Forecasts:
                 fires[minute] += count * group.jobs
                 await steps.taken()
         busiest = heapq.nsmallest(
-            _CANDIDATES,
+            # The spare minutes may be among the busiest.
+            PEAKS_MAX + spare,
             (minute for minute in range(minutes) if fires[minute]),
             key=lambda minute: (-fires[minute], minute),
         )
@@ -135,20 +148,42 @@ class Forecasts:
             )
             for minute in busiest
         ]
-        return Forecast(start_at=start, fires_per_minute=fires, peaks=peaks, computed_at=now)
+        return Forecast(start_at=start, fires_per_minute=fires, peaks=peaks, computed_at=counted_at)
+
+    async def _last_count(self, now: Instant) -> tuple[int | None, Instant]:
+        """The count to use and when it was made; None: jobs are few enough to be counted now."""
+        row = await self._pool.fetch_one(_SQL["jobs_estimated"])
+        if row is None or row["jobs"] <= self._jobs_live_max:
+            return None, now
+        row = await self._pool.fetch_one(_SQL["last_count"])
+        if row is None or row["counted_at"] is None or now - row["counted_at"] > COUNT_AGE_MAX:
+            raise ServerOverloaded(
+                "forecast: so many jobs are counted beforehand by a server with the role "
+                "scheduler, and that is not done yet; try again in a minute"
+            )
+        return row["count_id"], row["counted_at"]
 
     async def _groups(
-        self, tenant_id: int | None, start: Instant, until: Instant
+        self, tenant_id: int | None, count_id: int | None, start: Instant, until: Instant
     ) -> Sequence[FireGroup]:
         async with self._pool.transaction() as connection:
             await connection.execute(_SQL["memory_for_groups"])
-            rows = await connection.fetch(
-                _SQL["fire_groups"],
-                tenant_id=tenant_id,
-                start_at=start,
-                until_at=until,
-                groups_max=GROUPS_MAX + 1,
-            )
+            if count_id is None:
+                rows = await connection.fetch(
+                    _SQL["fire_groups"],
+                    tenant_id=tenant_id,
+                    start_at=start,
+                    until_at=until,
+                    groups_max=GROUPS_MAX + 1,
+                )
+            else:
+                rows = await connection.fetch(
+                    _SQL["counted_groups"],
+                    tenant_id=tenant_id,
+                    count_id=count_id,
+                    until_at=until,
+                    groups_max=GROUPS_MAX + 1,
+                )
         if len(rows) > GROUPS_MAX:
             raise _too_much(f"more than {GROUPS_MAX} groups of jobs that fire alike")
         rules = await self._rules({row["schedule_id"] for row in rows} - {None})
@@ -225,5 +260,9 @@ def _cut(kept: Forecast, *, now: Instant, hours: int) -> Forecast:
     )
 
 
-def _too_much(why: str) -> ServerOverloaded:
-    return ServerOverloaded(f"forecast: {why}; ask for fewer hours, or for one tenant")
+class _TooMuch(ServerOverloaded):
+    """What was asked for takes too much work, and would again."""
+
+
+def _too_much(why: str) -> _TooMuch:
+    return _TooMuch(f"forecast: {why}; ask for fewer hours, or for one tenant")

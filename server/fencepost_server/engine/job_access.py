@@ -80,8 +80,7 @@ async def settle_owed(
     while job.next_run_at is not None and job.next_run_at <= now:
         before = job.next_run_at
         settled = await settle(connection, job_ids=[job.job_id], now=now, deleting=True)
-        owed.made += settled.made
-        owed.lanes |= settled.lanes
+        owed.add(settled)
         job = await reread(connection, job)
         assert job.next_run_at is None or job.next_run_at > before, "settling goes forward"
     return job, owed

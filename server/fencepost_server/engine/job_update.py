@@ -177,8 +177,7 @@ def announce(wake: Wake, job: JobRecord, settled: Settled) -> None:
     """After a commit: the job may be due earlier than before, and runs may be ready."""
     if job.next_run_at is not None and not job.paused:
         wake.jobs({job.partition_id})
-    if settled.lanes:
-        wake.lanes(settled.lanes)
+    settled.announce(wake)
 
 
 async def _store(
@@ -222,7 +221,7 @@ async def _redefine(
         await set_job_calendars(connection, {job.job_id: calendar_ids}, is_new=False)
     if next_run_at is not None and next_run_at <= now:
         due = await settle(connection, job_ids=[job.job_id], now=now)
-        settled.lanes.update(due.lanes)
+        settled.add(due)
     return settled
 
 

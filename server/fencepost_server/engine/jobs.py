@@ -36,6 +36,7 @@ from fencepost_server.store import jobs as store
 from fencepost_server.store.calendars import CalendarStore, set_job_calendars
 from fencepost_server.store.catalogue import Catalogue
 from fencepost_server.store.database import Database
+from fencepost_server.store.enqueues import lock_out
 from fencepost_server.store.jobs import JobPage, JobQuery, JobRecord
 
 # Jobs that one page of a filtered list looks at.
@@ -115,20 +116,23 @@ class Jobs:
                 job = await lock_named(connection, tenant_id, name)
                 if etag and etag != job.etag:
                     raise etag_mismatch(name, job)
+                if cancel_runs:
+                    # Before the job is touched: a run that is just being made is seen below.
+                    await lock_out(connection, job.job_id)
                 _, settled = await settle_owed(connection, job, now=now)
                 await store.bury(connection, job.job_id, now=now)
                 if job.spec.schedule is not None and job.spec.schedule.exclude_calendars:
                     await set_job_calendars(connection, {job.job_id: ()}, is_new=False)
                 if cancel_runs:
-                    await cancel_job_runs(
+                    effects = await cancel_job_runs(
                         connection, job_id=job.job_id, cause="job_deleted", now=now
                     )
+                    settled.affected |= effects.affected
         except JobNotFound:
             if not allow_missing:
                 raise
             return
-        if settled.lanes:
-            self._wake.lanes(settled.lanes)
+        settled.announce(self._wake)
 
     async def pause(self, name: JobName, *, reason: str, now: Instant) -> JobRecord:
         """Raises JobNotFound, or JobFinished; a paused job is left as it is."""

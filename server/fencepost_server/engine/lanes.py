@@ -57,6 +57,14 @@ class Lanes:
         """The lanes of a queue that hold something claimable, as far as known."""
         return {key for key, at in self._earliest.get(queue_id, {}).items() if at <= now}
 
+    def ready_queues(self, now: Instant) -> set[int]:
+        """The queues that hold something claimable, as far as known."""
+        return {
+            queue_id
+            for queue_id, lanes in self._earliest.items()
+            if any(at <= now for at in lanes.values())
+        }
+
     def next_at(self, queue_ids: Iterable[int], now: Instant) -> Instant | None:
         """When the next lane of these queues gets ready that is not ready yet."""
         coming = [

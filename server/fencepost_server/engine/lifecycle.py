@@ -7,19 +7,29 @@ changes nothing, whoever sends it and however late.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Sequence
-from dataclasses import dataclass
-from enum import IntEnum
+from typing import Any
 
 import structlog
 
 from fencepost_server.clock import Clock, Duration, Instant
 from fencepost_server.domain.run import Lane, RunKey, RunState
 from fencepost_server.engine.attempts import Effects, Ended, end_attempts
+from fencepost_server.engine.refill import Refills
 from fencepost_server.engine.specs import SpecCache, SpecKey
 from fencepost_server.engine.tick import Ticker
+from fencepost_server.engine.verdicts import (
+    Held,
+    Judged,
+    Notice,
+    Renewal,
+    Report,
+    Verdict,
+    cancel_notice,
+    judge,
+    lost_notice,
+)
 from fencepost_server.engine.wake import Wake
 from fencepost_server.errors import StorageUnavailable
-from fencepost_server.policy.outcome import Ending
 from fencepost_server.store.database import ConflictError, Database, Row
 from fencepost_server.store.statements import load
 
@@ -31,86 +41,6 @@ _log = structlog.get_logger("lifecycle")
 # asked to send again.
 _TRIES = 3
 _PENDING_MAX = 20_000
-
-
-class Verdict(IntEnum):
-    """What was done with one report; numbers as in the contract."""
-
-    APPLIED = 1
-    ALREADY_APPLIED = 2
-    STALE_ATTEMPT = 3
-    RUN_TERMINAL = 4
-    NOT_FOUND = 5
-    INVALID = 6
-    RETRY = 7
-
-
-class LeaseLostReason(IntEnum):
-    """Why an attempt is over for its worker; numbers as in the contract."""
-
-    SUPERSEDED = 1
-    RUN_TERMINAL = 2
-    ATTEMPT_TIMEOUT = 3
-    ATTEMPT_CLOSED = 4
-    UNKNOWN_RUN = 5
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Report:
-    """The end of one attempt as a worker tells it. `ending` None: the handler returned.
-
-    Bytes are serialized messages that are kept as they came.
-    """
-
-    key: RunKey
-    attempt: int
-    ending: Ending | None
-    result: bytes | None = None
-    failure: bytes | None = None
-    failure_code: str | None = None
-    timings: bytes | None = None
-    progress: bytes | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Judged:
-    """A verdict with what the worker is told besides."""
-
-    verdict: Verdict
-    current_attempt: int = 0
-    run_state: RunState | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Held:
-    """One run a worker says it holds, with its progress if that changed."""
-
-    key: RunKey
-    attempt: int
-    progress: bytes | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Notice:
-    """What a worker must know about a run it holds: lost, or asked to stop.
-
-    `grace` is what is left before the server ends the run itself.
-    """
-
-    key: RunKey
-    attempt: int
-    lost: LeaseLostReason | None = None
-    current_attempt: int = 0
-    cancel_reason: str = ""
-    grace: Duration = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Renewal:
-    """The answer for one held run: renewed unless `not_renewed`, with a notice if any."""
-
-    notice: Notice | None = None
-    not_renewed: bool = False
 
 
 class Lifecycle:
@@ -140,6 +70,12 @@ class Lifecycle:
         # Set when heartbeats could not be stored; read and cleared by the lease keeper.
         self.heartbeats_failed = False
         self.serial_ended: list[Callable[[Collection[str]], None]] = []
+        # Hears the queue_ids whose attempts were closed, after the commit.
+        self.places_freed: list[Callable[[Collection[int]], None]] = []
+        # Hands freed places on in the commit that frees them, where there are workers for it.
+        self.refills: Refills | None = None
+        # Told which runs a commit has changed, ended or not.
+        self.changed: list[Callable[[Collection[RunKey]], None]] = []
 
     async def run(self) -> None:
         """Store what is submitted."""
@@ -168,6 +104,23 @@ class Lifecycle:
             attempts=[attempt for _, attempt in runs],
             until=self._clock.now() + fuse,
         )
+
+    async def notices(self, held: Sequence[Held]) -> Sequence[Notice]:
+        """What there is to tell about these attempts, as a heartbeat would, without renewing.
+
+        Raises StorageUnavailable.
+        """
+        found = await self._inspect([each.key for each in held])
+        now = self._clock.now()
+        told: list[Notice] = []
+        for each in held:
+            row = found.get(each.key)
+            notice = lost_notice(each, row)
+            if notice is None and row is not None:
+                notice = cancel_notice(each, row, now)
+            if notice is not None:
+                told.append(notice)
+        return told
 
     async def _store_reports(self, reports: Sequence[Report]) -> Sequence[Judged]:
         answers: dict[int, Judged] = {}
@@ -204,8 +157,7 @@ class Lifecycle:
         if not picked:
             return {}
         try:
-            rows = await self._database.hot.fetch(
-                _OUTCOMES["succeed_runs"],
+            rows, filled = await self._succeed(
                 job_ids=[reports[i].key.job_id for i in picked],
                 scheduled_ats=[reports[i].key.scheduled_at for i in picked],
                 attempts=[reports[i].attempt for i in picked],
@@ -220,8 +172,22 @@ class Lifecycle:
         ended = {(str(row["job_id"]), row["scheduled_at"], row["attempt"]) for row in rows}
         serial = {str(row["job_id"]) for row in rows if row["serial"]}
         self._tell_serial(serial)
+        self._tell_freed({row["queue_id"] for row in rows} - filled)
+        self._tell_changed([RunKey(job_id, at) for job_id, at, _ in ended])
         applied = Judged(Verdict.APPLIED, run_state=RunState.SUCCEEDED)
         return {i: applied for i in picked if (*reports[i].key, reports[i].attempt) in ended}
+
+    async def _succeed(self, **values: Any) -> tuple[Sequence[Row], set[int]]:
+        """What succeed_runs returns, and the queues whose places were filled in its commit."""
+        if self.refills is not None and self.refills.is_wanted():
+            try:
+                return await self.refills.commit(
+                    lambda connection: connection.fetch(_OUTCOMES["succeed_runs"], **values)
+                )
+            except ConflictError as error:
+                # Of an end or of a claim; without claims it can be told.
+                _log.error("refill_refused", error=str(error))
+        return await self._database.hot.fetch(_OUTCOMES["succeed_runs"], **values), set()
 
     @staticmethod
     async def _bisect(
@@ -263,14 +229,14 @@ class Lifecycle:
             )
             if not rows:
                 return {}
-            specs = await self._specs.get(
+            policies = await self._specs.policies(
                 {SpecKey(str(row["job_id"]), row["version"]) for row in rows},
                 connection=connection,
             )
             found = {RunKey(str(row["job_id"]), row["scheduled_at"]): row for row in rows}
             places = {key: by_attempt[key, row["attempt"]] for key, row in found.items()}
             ended = [_ended(row, reports[places[key]]) for key, row in found.items()]
-            effects = await end_attempts(connection, ended, specs, now=now)
+            effects = await end_attempts(connection, ended, policies, now=now)
         self.spread(effects, now=now)
         return {
             places[key]: Judged(Verdict.APPLIED, run_state=state)
@@ -287,11 +253,23 @@ class Lifecycle:
                 self._wake.lanes([lane], at=at)
         self._wake.lanes(lanes[True])
         self._tell_serial(effects.serial_jobs)
+        self._tell_freed(effects.queue_ids)
+        self._wake.attempts(effects.affected)
+        self._tell_changed(list(effects.states))
+
+    def _tell_freed(self, queue_ids: Collection[int]) -> None:
+        if queue_ids:
+            for freed in self.places_freed:
+                freed(queue_ids)
 
     def _tell_serial(self, job_ids: Collection[str]) -> None:
         if job_ids:
             for ended in self.serial_ended:
                 ended(job_ids)
+
+    def _tell_changed(self, keys: Collection[RunKey]) -> None:
+        for changed in self.changed:
+            changed(keys)
 
     async def _judge_refused(
         self, picked: Sequence[int], reports: Sequence[Report]
@@ -300,7 +278,7 @@ class Lifecycle:
         rows = await self._inspect([reports[i].key for i in picked])
         answers: dict[int, Judged] = {}
         for i in picked:
-            judged = _judge(rows.get(reports[i].key), reports[i].attempt)
+            judged = judge(rows.get(reports[i].key), reports[i].attempt)
             if judged is not None:
                 answers[i] = judged
         return answers
@@ -339,13 +317,13 @@ class Lifecycle:
             for i in pending:
                 row = renewed.get((*held[i].key, held[i].attempt))
                 if row is not None:
-                    answers[i] = Renewal(_cancel_notice(held[i], row, now))
+                    answers[i] = Renewal(cancel_notice(held[i], row, now))
             pending = [i for i in pending if i not in answers]
             if not pending:
                 break
             found = await self._inspect([held[i].key for i in pending])
             for i in pending:
-                notice = _lost_notice(held[i], found.get(held[i].key))
+                notice = lost_notice(held[i], found.get(held[i].key))
                 if notice is not None:
                     answers[i] = Renewal(notice)
             pending = [i for i in pending if i not in answers]
@@ -364,55 +342,3 @@ def _ended(row: Row, report: Report) -> Ended:
         timings=report.timings,
         progress=report.progress,
     )
-
-
-def _judge(row: Row | None, attempt: int) -> Judged | None:
-    """The verdict on a report that changed nothing; None: the attempt is open, try again."""
-    if row is None:
-        return Judged(Verdict.NOT_FOUND)
-    state = RunState.of(row["state"])
-    current: int = row["attempt"]
-    if attempt < current:
-        return Judged(Verdict.STALE_ATTEMPT, current_attempt=current, run_state=state)
-    if attempt > current:
-        return Judged(Verdict.INVALID, current_attempt=current, run_state=state)
-    if row["attempt_open"]:
-        return None
-    return Judged(
-        Verdict.RUN_TERMINAL if row["forced"] else Verdict.ALREADY_APPLIED, run_state=state
-    )
-
-
-def _cancel_notice(held: Held, row: Row, now: Instant) -> Notice | None:
-    if not row["cancel_requested"]:
-        return None
-    return Notice(
-        held.key,
-        held.attempt,
-        cancel_reason=row["cancel_reason"] or "",
-        grace=max(0, (row["cancel_by"] or now) - now),
-    )
-
-
-def _lost_notice(held: Held, row: Row | None) -> Notice | None:
-    """Why a held run was not renewed; None: its row was only locked just now."""
-    if row is None:
-        return Notice(held.key, held.attempt, lost=LeaseLostReason.UNKNOWN_RUN)
-    current: int = row["attempt"]
-    if current != held.attempt:
-        reason = (
-            LeaseLostReason.SUPERSEDED if current > held.attempt else LeaseLostReason.UNKNOWN_RUN
-        )
-        return Notice(held.key, held.attempt, lost=reason, current_attempt=current)
-    if row["attempt_open"]:
-        return None
-    if row["forced"]:
-        reason = LeaseLostReason.RUN_TERMINAL
-    elif row["failure_code"] == TIMEOUT_CODE and RunState.of(row["state"]).is_live:
-        reason = LeaseLostReason.ATTEMPT_TIMEOUT
-    else:
-        reason = LeaseLostReason.ATTEMPT_CLOSED
-    return Notice(held.key, held.attempt, lost=reason)
-
-
-TIMEOUT_CODE = "TIMEOUT"

@@ -118,15 +118,22 @@ class NamedLeases:
         if state is RunState.BLOCKED:
             return refusal(LeaseRefusal.BLOCKED)
         if target["available_at"] > now:
-            return refusal(LeaseRefusal.NOT_DUE, _left(target["available_at"], now))
+            # How soon a parked run gets its place is not known.
+            left = None if target["parked"] else _left(target["available_at"], now)
+            return refusal(LeaseRefusal.NOT_DUE, left)
         queue_id = target["queue_id"]
         rows = await connection.fetch(_CAPS["queue_settings"], queue_ids=[queue_id])
         if rows[0]["paused"]:
             return refusal(LeaseRefusal.LIMITED, PAUSED_RETRY_AFTER)
+        if not rows[0]["is_capped"]:
+            return None
+        await connection.execute(_CAPS["lock_caps"], queue_id=queue_id)
+        # In the next statements, whose snapshots are newer than the lock.
+        allowed = await connection.fetch_one(_CAPS["claims_allowed"], queue_id=queue_id, wanted=1)
+        if allowed is not None and allowed["tokens"] < 1:
+            return refusal(LeaseRefusal.LIMITED, allowed["allowed_at"] - allowed["clock"] + 1)
         # A lost attempt that is still open has its place already.
-        if rows[0]["is_capped"] and not target["attempt_open"]:
-            await connection.execute(_CAPS["lock_caps"], queue_id=queue_id)
-            # In the next statement, whose snapshot is newer than the lock.
+        if not target["attempt_open"]:
             room = await connection.fetch_one(
                 _CAPS["cap_room"],
                 queue_id=queue_id,
@@ -137,6 +144,8 @@ class NamedLeases:
             assert room is not None, "cap_room always answers one row"
             if room["room"] is not None and room["room"] <= 0:
                 return refusal(LeaseRefusal.LIMITED, LIMITED_RETRY_AFTER)
+        # Undone with the transaction if the run turns out to be gone.
+        await connection.execute(_CAPS["take_tokens"], queue_id=queue_id)
         return None
 
     async def state_of(self, key: RunKey) -> RunState:

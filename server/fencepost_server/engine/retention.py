@@ -1,17 +1,18 @@
-"""History's length: day tables made ahead, old ones dropped, and the bounded clean-up of
-everything else that would grow.
+"""History's length: day tables made ahead, indexed when their day is over, and dropped; and
+when everything else that would grow is cleaned up.
 
 The floor is raised an hour before a table is dropped, so that nobody makes a run for an
 instant whose history is about to go.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from datetime import timedelta
 
 import structlog
 
-from fencepost_server.clock import DAY, HOUR, MINUTE, SECOND, Clock, Duration, Instant, monotonic
+from fencepost_server.clock import DAY, HOUR, MINUTE, SECOND, Clock, Duration, Instant
+from fencepost_server.engine.cleanup import Cleanup
 from fencepost_server.errors import StorageUnavailable
 from fencepost_server.store.database import ConflictError, Database
 from fencepost_server.store.day_tables import DayTables, day_of, start_of
@@ -21,12 +22,10 @@ _SQL = load("upkeep")
 _log = structlog.get_logger("retention")
 
 _TABLES_PER_PASS = 2
-_ROWS_PER_STATEMENT = 5_000
-_STATEMENTS_PER_PASS = 20
-_WORKER_KEPT: Duration = DAY
-_OPERATION_KEPT: Duration = 30 * DAY
 _FLOOR_LEAD: Duration = HOUR
 VACUUM_INTERVAL: Duration = 15 * SECOND
+INDEX_INTERVAL: Duration = 10 * MINUTE
+KEYS_INTERVAL: Duration = MINUTE
 
 
 class Retention:
@@ -39,22 +38,38 @@ class Retention:
         self._days = days
         self._days_ahead = days_ahead
         self._tables = DayTables(database.dsn)
+        self._cleanup = Cleanup(database=database, history=days * DAY)
         # Replaced by whoever follows the clock.
         self.is_trusted: Callable[[], bool] = lambda: True
 
     async def run(self, *, interval: Duration) -> None:
-        """A pass every `interval`, and a vacuum of the queue in between."""
-        pass_at = monotonic()
+        """A pass every `interval`; in between, each at its own pace, the queue is vacuumed and
+        days that are over get their indexes."""
+        async with asyncio.TaskGroup() as loops:
+            loops.create_task(self._repeat(self.keep, interval))
+            loops.create_task(
+                self._repeat(
+                    self._tables.vacuum_queue, min(VACUUM_INTERVAL, interval), by_clock=False
+                )
+            )
+            loops.create_task(self._repeat(self.index_days, min(INDEX_INTERVAL, interval)))
+            loops.create_task(self._repeat(self.forget_keys, min(KEYS_INTERVAL, interval)))
+
+    async def _repeat(
+        self, step: Callable[[], Awaitable[None]], interval: Duration, *, by_clock: bool = True
+    ) -> None:
+        """`by_clock`: what it does follows from the time, so it waits for a trusted clock."""
         while True:
+            pause = interval
             try:
-                if monotonic() >= pass_at and self.is_trusted():
-                    pass_at = monotonic() + interval
-                    await self.keep()
-                await self._tables.vacuum_queue()
+                if self.is_trusted() or not by_clock:
+                    await step()
+                else:
+                    pause = min(interval, SECOND)
             except (StorageUnavailable, ConflictError) as error:
-                _log.warning("retention_put_off", error=repr(error))
-                pass_at = min(pass_at, monotonic() + MINUTE)
-            await asyncio.sleep(min(VACUUM_INTERVAL, interval) / SECOND)
+                _log.warning("retention_put_off", step=step.__name__, error=repr(error))
+                pause = min(interval, MINUTE)
+            await asyncio.sleep(pause / SECOND)
 
     async def keep(self) -> None:
         """One pass: tables ahead, floor, drops, clean-up."""
@@ -69,7 +84,17 @@ class Retention:
         if dropped:
             _log.info("day_tables_dropped", names=dropped)
             await self._set_bounds()
-        await self._prune(now)
+        await self._cleanup.prune(now, floor=self._floor(now))
+
+    async def forget_keys(self) -> None:
+        """Unique keys that no run holds any more."""
+        await self._cleanup.forget_keys(self._clock.now())
+
+    async def index_days(self) -> None:
+        """Indexes for days that are over, as long as it takes: lists of runs live on them."""
+        today = day_of(self._clock.now())
+        while made := await self._tables.index_before(today, tables_max=_TABLES_PER_PASS):
+            _log.info("day_tables_indexed", names=made)
 
     async def ensure_day_tables(self) -> None:
         """Tables from yesterday to `days_ahead` from now, known to everyone who ends runs."""
@@ -97,21 +122,3 @@ class Retention:
 
     def _floor(self, now: Instant) -> Instant:
         return start_of(day_of(now - self._days * DAY))
-
-    async def _prune(self, now: Instant) -> None:
-        floor = self._floor(now)
-        bounds: dict[str, dict[str, Instant]] = {
-            "prune_strays": {"before": floor},
-            "prune_fire_skips": {"before": floor},
-            "prune_requests": {"now": now},
-            "prune_claim_requests": {"now": now},
-            "prune_operations": {"before": now - _OPERATION_KEPT},
-            "prune_workers": {"before": now - _WORKER_KEPT},
-        }
-        for name, values in bounds.items():
-            for _ in range(_STATEMENTS_PER_PASS):
-                rows = await self._database.requests.execute(
-                    _SQL[name], rows_max=_ROWS_PER_STATEMENT, **values
-                )
-                if rows < _ROWS_PER_STATEMENT:
-                    break

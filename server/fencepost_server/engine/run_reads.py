@@ -7,17 +7,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fencepost_server.clock import DAY, MILLISECOND, SECOND, Duration, Instant, monotonic
-from fencepost_server.domain.names import RunName
+from fencepost_server.domain.names import JobName, RunName
 from fencepost_server.domain.run import AttemptOutcome, RunKey, RunState
 from fencepost_server.engine.cancel import cancel_run
+from fencepost_server.engine.end_waits import EndWaits
+from fencepost_server.engine.job_access import job_not_found
+from fencepost_server.engine.wake import Wake
 from fencepost_server.errors import RunNotFound
+from fencepost_server.store import run_lists
 from fencepost_server.store import runs as store
 from fencepost_server.store.catalogue import Catalogue
 from fencepost_server.store.database import Database
 from fencepost_server.store.runs import AttemptRecord, RunQuery, RunRecord
 
-# Rows of each place that one page of a sparse list looks at.
-LIST_SCAN_MAX = 20_000
+# How long one page of a list is looked for; then it ends where it has looked.
+LIST_TIME_MAX: Duration = 100 * MILLISECOND
 # How far back a list looks into history when its filter does not say.
 HISTORY_LOOK: Duration = 7 * DAY
 _WAIT_FIRST: Duration = 50 * MILLISECOND
@@ -38,9 +42,19 @@ class ListPage:
 class RunReads:
     """What the reading half of RunService asks."""
 
-    def __init__(self, *, database: Database, catalogue: Catalogue) -> None:
+    def __init__(
+        self,
+        *,
+        database: Database,
+        catalogue: Catalogue,
+        wake: Wake,
+        waits: EndWaits | None = None,
+    ) -> None:
+        """`waits` hears of ends that this process commits; without it waiting only looks."""
         self._database = database
         self._catalogue = catalogue
+        self._wake = wake
+        self._waits = EndWaits() if waits is None else waits
 
     def now(self) -> Instant:
         """The database clock's instant."""
@@ -65,7 +79,7 @@ class RunReads:
 
     async def list(
         self,
-        tenant: str,
+        parent: JobName,
         query: RunQuery,
         *,
         after: RunKey | None,
@@ -75,29 +89,36 @@ class RunReads:
     ) -> ListPage:
         """One page; `after` and `searched_since` are those of the page before.
 
-        Raises TenantNotFound. A job that does not exist has no runs.
+        `parent` without a job: all of the tenant's. Raises TenantNotFound, or JobNotFound if it
+        is the parent that does not exist; a job of the filter need not.
         """
-        tenant_id = await self._catalogue.tenant_id(tenant)
+        tenant_id = await self._catalogue.tenant_id(parent.tenant)
         job_id = None
-        async with self._database.requests.connection() as connection:
-            if query.job is not None:
-                name = RunName(tenant=tenant, job=query.job, scheduled_at=0)
+        if query.job is not None:
+            name = RunName(tenant=parent.tenant, job=query.job, scheduled_at=0)
+            async with self._database.requests.connection() as connection:
                 job_id = await store.find_job(connection, tenant_id, name)
-                if job_id is None:
-                    return ListPage(runs=(), after=None, searched_since=None)
-            if after is None and query.scheduled_from is None and query.wants_history:
-                searched_since = self._look_from(query)
-            history_from = store.EVER if query.scheduled_from is None else query.scheduled_from
-            page = await store.page(
+            if job_id is None and parent.job:
+                raise job_not_found(parent)
+            if job_id is None:
+                # Deleted jobs may have had the name.
+                query = query.of_jobs_once_named(query.job)
+        if after is None and query.scheduled_from is None and query.wants_history:
+            searched_since = self._look_from(query)
+        history_from = store.EVER if query.scheduled_from is None else query.scheduled_from
+        async with self._database.requests.transaction() as connection:
+            page = await run_lists.page(
                 connection,
                 query,
                 tenant_id=tenant_id,
                 job_id=job_id,
                 after=after,
                 history_from=history_from if searched_since is None else searched_since,
+                now=self.now(),
                 page_size=page_size,
-                scan_max=LIST_SCAN_MAX,
+                time_max=LIST_TIME_MAX,
             )
+            # In the same snapshot, so that what is shown is what matched.
             found = await store.read(connection, page.keys, full=full)
         return ListPage(
             runs=[found[key] for key in page.keys if key in found],
@@ -137,25 +158,33 @@ class RunReads:
     ) -> RunRecord:
         """The run once it has ended, or as it is after `wait`, or when the server leaves.
 
-        Looks again and again, less often as time passes, and holds no connection meanwhile.
+        Looks at once when this process has changed the run, and again and again, less often as
+        time passes, for what other servers do; holds no connection meanwhile.
         Raises TenantNotFound or RunNotFound.
         """
         until = monotonic() + wait
-        run = await self.get(name, full=full)
-        state: RunState | None = run.state if run.state.is_live else None
-        pause = _WAIT_FIRST
-        looked = False
-        while state is not None and not leaving.is_set() and monotonic() < until:
-            try:
-                async with asyncio.timeout(min(pause, until - monotonic()) / SECOND):
-                    await leaving.wait()
-            except TimeoutError:
-                pass
-            pause = min(2 * pause, _WAIT_MAX)
-            async with self._database.requests.connection() as connection:
-                state = await store.live_state(connection, run.key)
-            looked = True
-        return await self._read(name, run.key, full=full) if looked else run
+        key = await self.key_of(name)
+        woken = asyncio.Event()
+        with self._waits.waiting(key, woken):
+            run = await self._read(name, key, full=full)
+            state: RunState | None = run.state if run.state.is_live else None
+            pause = _WAIT_FIRST
+            looked = False
+            while state is not None and not leaving.is_set() and monotonic() < until:
+                try:
+                    async with asyncio.timeout(min(pause, until - monotonic()) / SECOND):
+                        await woken.wait()
+                except TimeoutError:
+                    pause = min(2 * pause, _WAIT_MAX)
+                woken.clear()
+                async with self._database.requests.connection() as connection:
+                    state = await store.live_state(connection, key)
+                looked = True
+        return await self._read(name, key, full=full) if looked else run
+
+    def wake_waiting(self) -> None:
+        """All who wait look once more: the process leaves."""
+        self._waits.wake_all()
 
     async def cancel(
         self, name: RunName, *, reason: str, grace: Duration | None, now: Instant
@@ -166,7 +195,11 @@ class RunReads:
         """
         key = await self.key_of(name)
         async with self._database.requests.transaction() as connection:
-            await cancel_run(connection, key=key, reason=reason, grace=grace, now=now)
+            effects = await cancel_run(connection, key=key, reason=reason, grace=grace, now=now)
+        if effects is not None:
+            self._wake.ends(effects.serial_jobs)
+            self._wake.attempts(effects.affected)
+            self._waits.ended([key])
         return await self._read(name, key, full=True)
 
     async def _read(self, name: RunName, key: RunKey, *, full: bool) -> RunRecord:

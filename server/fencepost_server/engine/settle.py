@@ -9,16 +9,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from fencepost_server.clock import SECOND, Duration, Instant
+from fencepost_server.clock import Instant
 from fencepost_server.domain.calendar import NamedCalendar
 from fencepost_server.domain.job import JobSpec
 from fencepost_server.domain.run import Lane, RunKey
 from fencepost_server.domain.schedule import OverlapPolicy, Schedule, SkipReason
 from fencepost_server.engine.cancel import cancel_overlapped
+from fencepost_server.engine.governor import PARKED_MAX
+from fencepost_server.engine.wake import Affected, Wake
 from fencepost_server.policy.calendar import exclusions, zone_of
 from fencepost_server.policy.due import Due, counts_from_ends, judge_due, pending_skipped
 from fencepost_server.policy.misfire import Judgement, SkipStretch
-from fencepost_server.policy.overlap import LiveRuns, place
+from fencepost_server.policy.overlap import LiveRuns, place, takes_place
 from fencepost_server.policy.schedule import BoundedRule, bounded_rule, unanchored
 from fencepost_server.store.calendars import calendars_of
 from fencepost_server.store.database import Connection, Row
@@ -29,17 +31,34 @@ _SQL = load("settle")
 _ROUNDS_MAX = 20
 # Under these runs of a job wait for each other.
 _SERIAL = (OverlapPolicy.QUEUE_ONE, OverlapPolicy.QUEUE_ALL, OverlapPolicy.CANCEL_PREVIOUS)
-# Fires handled later than this are paced by the governor: the server was away, not only busy.
-PACED_AFTER: Duration = 10 * SECOND
 
 
 @dataclass(slots=True, kw_only=True)
 class Settled:
-    """What a call made and changed: runs, their lanes, and the jobs that were locked."""
+    """What a call made and changed: runs, their lanes, the jobs that were locked, those whose
+    waiting runs it cancelled, and the attempts it asked to stop."""
 
     made: list[RunKey] = field(default_factory=list)
     lanes: set[Lane] = field(default_factory=set)
     locked: set[str] = field(default_factory=set)
+    ended: set[str] = field(default_factory=set)
+    affected: set[Affected] = field(default_factory=set)
+
+    def add(self, other: "Settled") -> None:
+        """What another call in the same transaction did besides."""
+        self.made += other.made
+        self.lanes |= other.lanes
+        self.locked |= other.locked
+        self.ended |= other.ended
+        self.affected |= other.affected
+
+    def announce(self, wake: Wake) -> None:
+        """Say it to those who wait for it, after the commit."""
+        # No lanes would mean all of them.
+        if self.lanes:
+            wake.lanes(self.lanes)
+        wake.ends(self.ended)
+        wake.attempts(self.affected)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -50,6 +69,7 @@ class _Writes:
     advances: list[tuple[str, Instant, Instant | None, bool, int]] = field(default_factory=list)
     skips: list[tuple[str, SkipStretch, int, Instant | None]] = field(default_factory=list)
     cancels: list[tuple[str, Instant]] = field(default_factory=list)
+    freed: list[str] = field(default_factory=list)
 
 
 async def settle(
@@ -60,18 +80,18 @@ async def settle(
     resuming: bool = False,
     deleting: bool = False,
     wait: bool = True,
-    catch_up_rate: float = 0.0,
+    parked_before: Instant = 0,
 ) -> Settled:
     """Locks these jobs and decides every fire up to `now`; runs inside the caller's transaction.
 
     Paused jobs are left alone, except when `resuming` (the misfire policy picks, the rest
     is SKIPPED as PAUSED) or `deleting` (everything pending is SKIPPED as PAUSED). `wait`
-    False leaves out jobs that another transaction holds. At most `catch_up_rate` late runs
-    of a tenant become claimable per second; 0: no bound.
+    False leaves out jobs that another transaction holds. Fires due before `parked_before`
+    are parked until the governor releases them; 0: none.
     """
     settled = Settled()
     pending = sorted(set(job_ids))
-    for number in range(_ROUNDS_MAX):
+    for _ in range(_ROUNDS_MAX):
         if not pending:
             break
         statement = _SQL["lock_schedules" if wait else "lock_free_schedules"]
@@ -95,11 +115,14 @@ async def settle(
             decision = _decide(
                 row, now, calendars.get(job_id, ()), resuming=resuming, deleting=deleting
             )
-            following = _plan(writes, row, decision, live.get(job_id, LiveRuns()), now)
+            runs = live.get(job_id, LiveRuns())
+            following = _plan(writes, row, decision, runs, now)
+            on_time = [fire for fire in decision.judgement.fires if fire.at >= parked_before]
+            if takes_place(on_time, runs, OverlapPolicy[row["overlap"].upper()]):
+                writes.freed.append(job_id)
             if following is not None and following <= now:
                 pending.append(job_id)
-        # A second round would lock the cursors of tenants in another order.
-        await _write(connection, writes, settled, now, 0.0 if number else catch_up_rate)
+        await _write(connection, writes, settled, now, parked_before)
     return settled
 
 
@@ -206,14 +229,17 @@ async def _live_runs(
     )
     return {
         str(row["job_id"]): LiveRuns(
-            unblocked=row["unblocked"], regular=row["regular"], waiting=row["waiting"]
+            unblocked=row["unblocked"],
+            regular=row["regular"],
+            waiting=row["waiting"],
+            parked=row["parked"],
         )
         for row in rows
     }
 
 
 async def _write(
-    connection: Connection, writes: _Writes, settled: Settled, now: Instant, catch_up_rate: float
+    connection: Connection, writes: _Writes, settled: Settled, now: Instant, parked_before: Instant
 ) -> None:
     if not writes.advances:
         return
@@ -227,7 +253,9 @@ async def _write(
         fires=fires,
     )
     if writes.cancels:
-        await cancel_overlapped(connection, until=writes.cancels, now=now)
+        effects = await cancel_overlapped(connection, until=writes.cancels, now=now)
+        settled.ended |= effects.serial_jobs
+        settled.affected |= effects.affected
     if writes.fires:
         jobs, at, states, origins, serials, following = _columns(writes.fires, 6)
         rows = await connection.fetch(
@@ -239,12 +267,15 @@ async def _write(
             serials=serials,
             following_ats=following,
             now=now,
-            catch_up_rate=catch_up_rate,
-            paced_after_s=PACED_AFTER // SECOND,
+            parked_before=parked_before,
+            parked_until=now + PARKED_MAX,
         )
         for row in rows:
             settled.made.append(RunKey(str(row["job_id"]), row["scheduled_at"]))
             settled.lanes.add(Lane(row["queue_id"], row["kind_id"], row["priority"]))
+    if writes.freed:
+        rows = await connection.fetch(_SQL["free_parked_runs"], job_ids=writes.freed, now=now)
+        settled.lanes |= {Lane(row["queue_id"], row["kind_id"], row["priority"]) for row in rows}
     await _write_skips(connection, writes, now)
 
 

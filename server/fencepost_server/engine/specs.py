@@ -1,15 +1,22 @@
-"""The definitions that runs were made with, cached per (job, version): they never change."""
+"""The definitions that runs were made with, cached per (job, version): they never change. What
+their tenants say of retries may change, and is read again every five seconds.
+"""
 
 from collections import OrderedDict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from fencepost_server.domain.job import JobSpec
+from fencepost_server.clock import SECOND, Duration, monotonic
+from fencepost_server.domain.job import JobSpec, RetryPolicy
 from fencepost_server.store.database import Connection, Pool
 from fencepost_server.store.statements import load
 
 _SQL = load("claims")
+
+# How long a change of a tenant's default_retry_policy may be overlooked.
+DEFAULTS_KEPT: Duration = 5 * SECOND
+_TENANTS_MAX = 10_000
 
 
 class SpecKey(NamedTuple):
@@ -39,6 +46,8 @@ class SpecCache:
         self._pool = pool
         self._size = size
         self._specs: OrderedDict[SpecKey, RunSpec] = OrderedDict()
+        # By tenant: when it was read, and what applies where a job says nothing.
+        self._defaults: dict[str, tuple[int, RetryPolicy]] = {}
 
     async def get(
         self, keys: Collection[SpecKey], *, connection: Connection | None = None
@@ -71,3 +80,31 @@ class SpecCache:
             while len(self._specs) > self._size:
                 self._specs.popitem(last=False)
         return found
+
+    async def policies(
+        self, keys: Collection[SpecKey], *, connection: Connection
+    ) -> Mapping[SpecKey, RetryPolicy]:
+        """The retry policies that apply to runs of these versions, field by field: the job's,
+        else the tenant's, else the default. A version that does not exist is left out.
+        """
+        specs = await self.get(keys, connection=connection)
+        await self._read_defaults({spec.tenant for spec in specs.values()}, connection)
+        return {
+            key: spec.spec.retry_policy.over(self._defaults[spec.tenant][1])
+            for key, spec in specs.items()
+        }
+
+    async def _read_defaults(self, tenants: Collection[str], connection: Connection) -> None:
+        now = monotonic()
+        old = [
+            name
+            for name in tenants
+            if name not in self._defaults or now - self._defaults[name][0] >= DEFAULTS_KEPT
+        ]
+        if not old:
+            return
+        if len(self._defaults) + len(old) > _TENANTS_MAX:
+            self._defaults = {n: kept for n, kept in self._defaults.items() if n in tenants}
+        for row in await connection.fetch(_SQL["tenant_defaults"], names=sorted(old)):
+            policy = RetryPolicy.from_json(row["default_retry_policy"] or {})
+            self._defaults[row["name"]] = (now, policy)

@@ -1,4 +1,4 @@
-"""What becomes of a run when an attempt ends in any way but success.
+"""What becomes of a run when an attempt ends in any way but success, or when its time is over.
 
 Pure: the engine reads the locked row, asks here, and writes the decision. The classes say
 what happened; the decision says which state follows, when, and with which counts.
@@ -18,6 +18,7 @@ from fencepost_server.domain.run import (
     RunState,
     stable_fraction,
 )
+from fencepost_server.domain.schedule import SkipReason
 
 # base · 2^n is over every cap long before this; the exponent never grows beyond it.
 _EXPONENT_MAX = 40
@@ -66,12 +67,20 @@ class LeaseLost:
     """Nobody renewed the lease."""
 
 
-Ending: TypeAlias = Failed | Snoozed | Cancelled | Released | LeaseLost
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutOfTime:
+    """The run is over its total_timeout while the attempt runs."""
+
+
+Ending: TypeAlias = Failed | Snoozed | Cancelled | Released | LeaseLost | OutOfTime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenAttempt:
-    """The locked row of a run whose newest attempt is open."""
+    """The locked row of a run whose newest attempt is open.
+
+    `total_until`: no run goes on beyond it; None without a total_timeout.
+    """
 
     key: RunKey
     attempt: int
@@ -82,6 +91,16 @@ class OpenAttempt:
     cancel_requested: bool
     cancel_cause: CancelCause | None
     cancel_reason: str | None
+    total_until: Instant | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expiry:
+    """How a waiting run ends whose time is over; one of the reasons is set."""
+
+    state: RunState
+    dead_reason: DeadReason | None = None
+    skip_reason: SkipReason | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,31 +142,41 @@ def decide(run: OpenAttempt, ending: Ending, policy: RetryPolicy, *, now: Instan
             lost_lease_count=lost,
             snooze_count=snoozes,
             cancel_cause=run.cancel_cause or CancelCause.REQUESTED,
-            forced=isinstance(ending, Cancelled) and ending.forced,
+            forced=not _is_reported(ending),
             late=late,
         )
-    if isinstance(ending, Failed):
-        dead = _dead_reason(ending, failures, policy)
-        if dead is not None:
-            return Decision(
-                state=RunState.DEAD,
-                outcome=outcome,
-                failure_count=failures,
-                lost_lease_count=lost,
-                snooze_count=snoozes,
-                dead_reason=dead,
-                forced=ending.timed_out and not ending.reported,
-                late=late,
-            )
+    wait = 0 if isinstance(ending, OutOfTime) else _wait(run, ending, policy, failures)
+    dead = _dead_reason(run, ending, policy, failures, available_at=now + wait)
+    if dead is not None:
+        return Decision(
+            state=RunState.DEAD,
+            outcome=outcome,
+            failure_count=failures,
+            lost_lease_count=lost,
+            snooze_count=snoozes,
+            dead_reason=dead,
+            forced=not _is_reported(ending),
+            late=late,
+        )
     return Decision(
         state=RunState.QUEUED if isinstance(ending, Released) else RunState.RETRYING,
         outcome=outcome,
-        available_at=now + _wait(run, ending, policy, failures),
+        available_at=now + wait,
         failure_count=failures,
         lost_lease_count=lost,
         snooze_count=snoozes,
         late=late,
     )
+
+
+def expire(*, attempt: int, waited_out: bool) -> Expiry:
+    """How a waiting run ends that is over its queue_timeout (`waited_out`) or total_timeout
+    (protocol T13, T14): a run that nobody ever claimed did not fail, it was skipped.
+    """
+    if attempt == 0:
+        return Expiry(state=RunState.SKIPPED, skip_reason=SkipReason.EXPIRED)
+    reason = DeadReason.QUEUE_TIMEOUT if waited_out else DeadReason.TOTAL_TIMEOUT
+    return Expiry(state=RunState.DEAD, dead_reason=reason)
 
 
 def backoff(policy: RetryPolicy, *, failures: int, fraction: float) -> Duration:
@@ -192,8 +221,10 @@ def _lose_lease(run: OpenAttempt, policy: RetryPolicy, now: Instant) -> Decision
     )
 
 
-def _outcome(ending: Failed | Snoozed | Cancelled | Released) -> AttemptOutcome:
+def _outcome(ending: Failed | Snoozed | Cancelled | Released | OutOfTime) -> AttemptOutcome:
     match ending:
+        case OutOfTime():
+            return AttemptOutcome.TIMED_OUT
         case Failed():
             return AttemptOutcome.TIMED_OUT if ending.timed_out else AttemptOutcome.FAILED
         case Snoozed():
@@ -204,10 +235,37 @@ def _outcome(ending: Failed | Snoozed | Cancelled | Released) -> AttemptOutcome:
             return AttemptOutcome.UNDELIVERED if ending.undelivered else AttemptOutcome.RELEASED
 
 
-def _dead_reason(ending: Failed, failures: int, policy: RetryPolicy) -> DeadReason | None:
-    if ending.final or ending.code in policy.non_retryable_codes:
-        return DeadReason.NOT_RETRYABLE
-    return DeadReason.MAX_FAILURES if failures >= policy.max_failures else None
+def _is_reported(ending: Failed | Snoozed | Cancelled | Released | OutOfTime) -> bool:
+    """Whether the worker has said this itself, and may say it again."""
+    match ending:
+        case Failed():
+            return ending.reported or not ending.timed_out
+        case Released():
+            return not ending.undelivered
+        case Cancelled():
+            return not ending.forced
+        case Snoozed():
+            return True
+        case OutOfTime():
+            return False
+
+
+def _dead_reason(
+    run: OpenAttempt,
+    ending: Failed | Snoozed | Cancelled | Released | OutOfTime,
+    policy: RetryPolicy,
+    failures: int,
+    *,
+    available_at: Instant,
+) -> DeadReason | None:
+    if isinstance(ending, Failed):
+        if ending.final or ending.code in policy.non_retryable_codes:
+            return DeadReason.NOT_RETRYABLE
+        if failures >= policy.max_failures:
+            return DeadReason.MAX_FAILURES
+    # A run that becomes claimable only when its time is over will never be claimed.
+    is_over = run.total_until is not None and available_at >= run.total_until
+    return DeadReason.TOTAL_TIMEOUT if is_over or isinstance(ending, OutOfTime) else None
 
 
 def _wait(

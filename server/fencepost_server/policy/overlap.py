@@ -15,11 +15,15 @@ WAITING_MAX = 1000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LiveRuns:
-    """Due live runs of one job: not waiting, of these not made by backfill, and waiting."""
+    """Due live runs of one job: not waiting, of these not made by backfill, and waiting.
+
+    `parked`: how many of those that do not wait have no place yet after an outage.
+    """
 
     unblocked: int = 0
     regular: int = 0
     waiting: int = 0
+    parked: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +70,13 @@ def place(
         else:
             skipped.append(fire.at)
     return Placement(queued=tuple(queued), blocked=tuple(blocked), skipped=tuple(skipped))
+
+
+def takes_place(fires: Sequence[DueFire], live: LiveRuns, policy: OverlapPolicy) -> bool:
+    """Whether these fires of now, when they give way to a run that is parked, give it their
+    place: else what was missed would keep the job from running until the backlog is gone."""
+    gives_way = policy not in (OverlapPolicy.ALLOW, OverlapPolicy.CANCEL_PREVIOUS)
+    return bool(fires) and gives_way and 0 < live.parked == live.unblocked
 
 
 def _room(policy: OverlapPolicy, live: LiveRuns, fire: DueFire) -> int:

@@ -5,9 +5,11 @@ from dataclasses import dataclass, fields
 from typing import Any, Generic, TypeVar
 
 from fencepost_server.clock import Instant
+from fencepost_server.domain.job import RetryPolicy
 from fencepost_server.errors import RequestIdReused
 from fencepost_server.store import requests
 from fencepost_server.store.database import Connection, Database, Pool, Row
+from fencepost_server.store.queue_stats import QueueStats
 from fencepost_server.store.requests import RequestKey, RequestScope
 from fencepost_server.store.statements import load
 
@@ -26,6 +28,7 @@ class TenantSettings:
     labels: Mapping[str, str]
     max_in_flight: int | None
     weight: int
+    default_retry_policy: RetryPolicy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,13 +45,15 @@ class TenantRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueueSettings:
-    """What can change of a queue; no cap: no limit."""
+    """What can change of a queue; no cap or rate: no limit."""
 
     labels: Mapping[str, str]
     paused: bool
     pause_reason: str
     max_in_flight: int | None
     max_in_flight_per_key: int | None
+    # Claims per second; None: no limit.
+    rate_limit: float | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +101,7 @@ class AdminStore:
     def __init__(self, *, database: Database) -> None:
         self._database = database
         self._pool = database.requests
+        self.queue_stats = QueueStats(database.requests)
 
     async def create_tenant(
         self,
@@ -201,6 +207,7 @@ class AdminStore:
             settings = change(stored)
             if settings == stored.settings:
                 return stored
+            await connection.execute(_SQL["hold_claims"], queue_id=stored.queue_id)
             row = await connection.fetch_one(
                 _SQL["update_queue"], tenant_id=tenant_id, name=name, now=now, **_values(settings)
             )
@@ -256,7 +263,10 @@ async def make_once(
 
 
 def _values(settings: TenantSettings | QueueSettings) -> dict[str, Any]:
-    return {each.name: getattr(settings, each.name) for each in fields(settings)}
+    values = {each.name: getattr(settings, each.name) for each in fields(settings)}
+    if isinstance(settings, TenantSettings):
+        values["default_retry_policy"] = settings.default_retry_policy.to_json() or None
+    return values
 
 
 def _tenant(row: Row) -> TenantRecord:
@@ -268,6 +278,7 @@ def _tenant(row: Row) -> TenantRecord:
             labels=row["labels"],
             max_in_flight=row["max_in_flight"],
             weight=row["weight"],
+            default_retry_policy=RetryPolicy.from_json(row["default_retry_policy"] or {}),
         ),
         revision=row["revision"],
         created_at=row["created_at"],
@@ -285,6 +296,7 @@ def _queue(row: Row) -> QueueRecord:
             pause_reason=row["pause_reason"],
             max_in_flight=row["max_in_flight"],
             max_in_flight_per_key=row["max_in_flight_per_key"],
+            rate_limit=row["rate_limit"],
         ),
         revision=row["revision"],
         created_at=row["created_at"],

@@ -1,7 +1,8 @@
 """Names interned to small integers: tenants, queues, kinds and cron rules.
 
 Nothing here is ever renamed or removed while a server runs, so each process remembers what
-it has seen, up to a bound. Interning commits by itself, before the transaction that uses
+it has seen, up to a bound; only cron rules that no job has any more are removed after a week,
+so they are remembered for an hour. Interning commits by itself, before the transaction that uses
 it: a name that nobody uses in the end does no harm, a lock held on one would.
 """
 
@@ -10,6 +11,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
+from fencepost_server.clock import HOUR, Duration, monotonic
 from fencepost_server.domain.names import format_queue, format_tenant
 from fencepost_server.errors import QueueNotFound, TenantNotFound
 from fencepost_server.store.database import Pool
@@ -17,6 +19,7 @@ from fencepost_server.store.statements import load
 
 _SQL = load("catalogue")
 REMEMBERED_MAX = 10_000
+_RULES_REMEMBERED: Duration = HOUR
 
 K = TypeVar("K")
 V = TypeVar("V")
@@ -56,6 +59,8 @@ class Catalogue:
         self._kinds: Remembered[str, int] = Remembered(remembered_max)
         self._kind_names: Remembered[int, str] = Remembered(remembered_max)
         self._schedules: Remembered[bytes, int] = Remembered(remembered_max)
+        self._schedules_since = monotonic()
+        self._remembered_max = remembered_max
 
     async def tenant_id(self, tenant: str) -> int:
         """Raises TenantNotFound."""
@@ -145,6 +150,9 @@ class Catalogue:
 
     async def schedule_ids(self, rules: Sequence[Mapping[str, Any]]) -> list[int]:
         """The ids of these rules, given as JSON, in their order; new rules are added."""
+        if monotonic() - self._schedules_since > _RULES_REMEMBERED:
+            self._schedules = Remembered(self._remembered_max)
+            self._schedules_since = monotonic()
         hashes = [rule_hash(rule) for rule in rules]
         by_hash = dict(zip(hashes, rules, strict=True))
         known = self._schedules.find(by_hash)

@@ -1,4 +1,5 @@
-"""Day tables of history: made ahead, detached and dropped without holding up writers.
+"""Day tables of history: made ahead, indexed when their day is over, detached and dropped,
+all without holding up writers.
 
 Their statements are DDL, which takes no parameters: names and bounds are built here from
 dates alone, and nowhere else.
@@ -21,6 +22,20 @@ PARENTS = ("job_runs", "run_attempts")
 _DAY = re.compile(r"^(job_runs|run_attempts)_(\d{8})$")
 _LOCK_TIMEOUT = "200ms"
 _DROP_LOCK = 0x64617973
+_INDEX_LOCK = 0x64617969
+# What lists of runs filter by and every row has: on the table of the day that is being written
+# each would cost every end something, on a day that is over they are cheap and small.
+DAY_INDEXES = {
+    "kind": "(kind_id)",
+    "queue": "(queue_id)",
+    "worker": "(worker_id)",
+    "origin": "(origin)",
+    "labels": "USING gin (labels) WHERE labels IS NOT NULL",
+    "times": "USING brin (created_at, ended_at) WITH (pages_per_range = 32)",
+}
+# An index is built in the background, so it may wait for others for longer, and takes its time.
+_BUILD_LOCK_TIMEOUT = "5s"
+_BUILD_TIMEOUT_S = 3600
 
 
 def day_of(at: Instant) -> date:
@@ -97,6 +112,28 @@ class DayTables:
                 await connection.close()
         return dropped
 
+    async def index_before(self, today: date, *, tables_max: int) -> list[str]:
+        """Build what is missing of DAY_INDEXES on tables of days before `today`, the newest
+        first, on at most `tables_max` of them; returns the names of the tables.
+
+        An index that could not be finished is built again by a later call.
+        """
+        done: list[str] = []
+        async with translated():
+            connection = await self._connect(statement_timeout_s=_BUILD_TIMEOUT_S)
+            try:
+                if not await connection.fetchval("SELECT pg_try_advisory_lock($1)", _INDEX_LOCK):
+                    return []
+                await connection.execute(f"SET lock_timeout = '{_BUILD_LOCK_TIMEOUT}'")
+                for name in reversed(await self._attached(connection, "job_runs")):
+                    if len(done) == tables_max:
+                        break
+                    if _day(name) < today and await self._index(connection, name):
+                        done.append(name)
+            finally:
+                await connection.close()
+        return done
+
     async def vacuum_queue(self) -> None:
         """The queue turns over faster than the cluster's autovacuum looks at it."""
         async with translated():
@@ -106,14 +143,16 @@ class DayTables:
             finally:
                 await connection.close()
 
-    async def _connect(self) -> "asyncpg.Connection[asyncpg.Record]":
+    async def _connect(
+        self, *, statement_timeout_s: int = 60
+    ) -> "asyncpg.Connection[asyncpg.Record]":
         return await asyncpg.connect(
             self._dsn,
             timeout=5,
             server_settings={
                 "application_name": "fencepost-retention",
                 "lock_timeout": _LOCK_TIMEOUT,
-                "statement_timeout": "60s",
+                "statement_timeout": f"{statement_timeout_s}s",
                 "timezone": "UTC",
             },
         )
@@ -149,10 +188,36 @@ class DayTables:
         ):
             pass  # Another server made it between the look and the CREATE.
 
+    async def _index(self, connection: "asyncpg.Connection[asyncpg.Record]", table: str) -> bool:
+        """Whether something was missing and now is there."""
+        rows = await connection.fetch(_SQL["day_indexes"].text, f"fencepost.{table}")
+        valid = {row["name"]: row["is_valid"] for row in rows}
+        made = False
+        try:
+            for suffix, what in DAY_INDEXES.items():
+                name = f"{table}_{suffix}"
+                if valid.get(name) is False:
+                    await connection.execute(f"DROP INDEX CONCURRENTLY IF EXISTS fencepost.{name}")
+                if not valid.get(name):
+                    await connection.execute(
+                        f"CREATE INDEX CONCURRENTLY IF NOT EXISTS {name} "
+                        f"ON fencepost.{table} {what}"
+                    )
+                    made = True
+            if made:
+                await connection.execute(f"ANALYZE fencepost.{table}")
+        except (asyncpg.LockNotAvailableError, asyncpg.UndefinedTableError) as error:
+            # Others hold an old snapshot, or retention was faster: later, or never mind.
+            _log.info("day_index_put_off", name=table, error=str(error))
+            return False
+        return made
+
     async def _drop(
         self, connection: "asyncpg.Connection[asyncpg.Record]", parent: str, name: str
     ) -> bool:
         try:
+            if parent == "run_attempts":
+                await self._keep_attempts(connection, _day(name))
             await connection.execute(
                 f"ALTER TABLE fencepost.{parent} DETACH PARTITION fencepost.{name} CONCURRENTLY"
             )
@@ -163,6 +228,17 @@ class DayTables:
         except asyncpg.UndefinedTableError:
             return False  # Another server was faster.
         return True
+
+    async def _keep_attempts(
+        self, connection: "asyncpg.Connection[asyncpg.Record]", day: date
+    ) -> None:
+        """Copies what runs that are not over still need out of a day of attempts.
+
+        A run that leaves the dead letters meanwhile is live then, and was copied; nothing is
+        written into so old a day any more.
+        """
+        first = to_datetime(start_of(day))
+        await connection.execute(_SQL["keep_attempts"].text, first, first + timedelta(days=1))
 
     async def _drop_detached(
         self, connection: "asyncpg.Connection[asyncpg.Record]", parent: str

@@ -1,7 +1,7 @@
 """Reads and writes of operations, except for the steps they take."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from fencepost_server.clock import Instant
@@ -19,6 +19,7 @@ class StepProblem:
     code: int
     reason: str
     message: str
+    metadata: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,12 +64,36 @@ class NewBackfill:
     now: Instant
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewBulk:
+    """A change of every run that matches to store; `query` as `store.matches` keeps it.
+
+    `job_id` None: all jobs; `rate` in runs per second; `max_runs` 0 and `stop_when_failing` 0:
+    no bound.
+    """
+
+    operation_id: str
+    tenant_id: int
+    action: OperationAction
+    job_id: str | None
+    query: Mapping[str, Any]
+    filter: str
+    rate: float
+    max_runs: int
+    stop_when_failing: float
+    use_newest_version: bool
+    matched: int
+    reason: str
+    now: Instant
+
+
 async def insert(connection: Connection, made: NewBackfill) -> None:
     """Stores it; its first step may be taken at once."""
     await connection.execute(
         _SQL["insert_operation"],
         operation_id=made.operation_id,
         tenant_id=made.tenant_id,
+        action=OperationAction.BACKFILL.name.lower(),
         filter=made.filter,
         reason=made.reason,
         creator="",
@@ -80,6 +105,35 @@ async def insert(connection: Connection, made: NewBackfill) -> None:
         since_at=made.since,
         until_at=made.until,
         allows_overlap=made.allows_overlap,
+        query=None,
+        max_runs=0,
+        stop_when_failing=0.0,
+        use_newest_version=False,
+    )
+
+
+async def insert_bulk(connection: Connection, made: NewBulk) -> None:
+    """As `insert`."""
+    await connection.execute(
+        _SQL["insert_operation"],
+        operation_id=made.operation_id,
+        tenant_id=made.tenant_id,
+        action=made.action.name.lower(),
+        filter=made.filter,
+        reason=made.reason,
+        creator="",
+        rate=made.rate,
+        now=made.now,
+        matched=made.matched,
+        job_id=made.job_id,
+        version=None,
+        since_at=None,
+        until_at=None,
+        allows_overlap=False,
+        query=dict(made.query),
+        max_runs=made.max_runs,
+        stop_when_failing=made.stop_when_failing,
+        use_newest_version=made.use_newest_version,
     )
 
 
@@ -140,8 +194,8 @@ def _record(row: Row) -> OperationRecord:
         changed=row["changed"],
         unchanged=row["unchanged"],
         failed=row["failed"],
-        changed_ended=max(row["changed"] - row["live"], 0),
-        changed_dead=row["dead"],
+        changed_ended=row["changed_ended"],
+        changed_dead=row["changed_dead"],
         problems=problems_of(row["problems"]),
         created_at=row["created_at"],
         ended_at=row["ended_at"],

@@ -1,11 +1,11 @@
-"""Runs as rows: read by key from wherever they are, and listed by pages of keys."""
+"""Runs as rows, read by key from wherever they are; pages of keys are in run_lists.py."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fencepost_server.clock import SECOND, Instant
-from fencepost_server.domain.job import JobSpec
+from fencepost_server.domain.job import JobSpec, RetryPolicy
 from fencepost_server.domain.names import RunName
 from fencepost_server.domain.run import (
     AttemptOutcome,
@@ -21,13 +21,11 @@ from fencepost_server.store.statements import load
 
 _SQL = load("run_reads")
 
-_STATES = {state: state.name.lower() for state in RunState}
 ALL_STATES = frozenset(RunState)
 # States that only history has, besides dead letters that were discarded.
 _HISTORY_STATES = frozenset((RunState.SUCCEEDED, RunState.CANCELLED, RunState.SKIPPED))
 EVER: Instant = -62_135_596_800 * SECOND
 FOREVER: Instant = 253_402_300_799 * SECOND
-_LAST_ID = "ffffffff-ffff-ffff-ffff-ffffffffffff"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +52,7 @@ class RunRecord:
     available_at: Instant
     labels: Mapping[str, str]
     concurrency_key: str = ""
+    unique_key: str = ""
     attempt: int = 0
     attempt_open: bool = False
     failure_count: int = 0
@@ -98,7 +97,8 @@ class AttemptRecord:
 class RunQuery:
     """What a list asks for. Bounds are half-open; None is no bound.
 
-    `conditions` are what is tested row by row, in the form that the statement reads.
+    `conditions` must all hold; each has the field, what it must (or, negated, must not) be as
+    `values` or `prefixes`, and of a label the key.
     """
 
     states: frozenset[RunState] = ALL_STATES
@@ -112,16 +112,27 @@ class RunQuery:
     conditions: tuple[Mapping[str, Any], ...] = ()
 
     @property
-    def is_sparse(self) -> bool:
-        """Whether some condition is tested row by row, so that a page looks at more rows."""
-        return bool(
-            self.conditions
-            or self.states != ALL_STATES
-            or self.created_from is not None
-            or self.created_before is not None
-            or self.ended_from is not None
-            or self.ended_before is not None
-        )
+    def bounds_other_times(self) -> bool:
+        """Whether it asks for a time that is not the one of the order."""
+        times = (self.created_from, self.created_before, self.ended_from, self.ended_before)
+        return any(at is not None for at in times)
+
+    def of_jobs_once_named(self, name: str) -> "RunQuery":
+        """The same of every job that has or had a name, in place of the job."""
+        named: Mapping[str, Any] = {
+            "field": "job",
+            "key": "",
+            "negated": False,
+            "has_key": False,
+            "values": [name],
+            "prefixes": [],
+        }
+        return replace(self, job=None, conditions=(*self.conditions, named))
+
+    @property
+    def is_selective(self) -> bool:
+        """Whether some runs between its bounds of scheduled_at do not match."""
+        return bool(self.conditions) or self.states != ALL_STATES or self.bounds_other_times
 
     @property
     def wants_history(self) -> bool:
@@ -174,54 +185,6 @@ async def read(
     return {record.key: record for record in records}
 
 
-async def page(
-    connection: Connection,
-    query: RunQuery,
-    *,
-    tenant_id: int,
-    job_id: str | None,
-    after: RunKey | None,
-    history_from: Instant,
-    page_size: int,
-    scan_max: int,
-) -> RunPage:
-    """Keys of at most `page_size` runs, newest first; a sparse query looks at no more than
-    `scan_max` rows of each place for them."""
-    before = after
-    if before is None:
-        before = RunKey(_LAST_ID, FOREVER)
-        if query.scheduled_before is not None:
-            before = RunKey("00000000-0000-0000-0000-000000000000", query.scheduled_before)
-    values: dict[str, Any] = {
-        "states": sorted(_STATES[state] for state in query.states),
-        "with_history": query.wants_history,
-        "from_at": EVER if query.scheduled_from is None else query.scheduled_from,
-        "history_from": history_from,
-        "before_at": before.scheduled_at,
-        "before_id": before.job_id,
-        "created_from": query.created_from,
-        "created_before": query.created_before,
-        "ended_from": query.ended_from,
-        "ended_before": query.ended_before,
-        "conditions": list(query.conditions),
-        "scan_max": scan_max if query.is_sparse else page_size + 1,
-        "page_max": page_size + 1,
-    }
-    if job_id is None:
-        row = await connection.fetch_one(_SQL["page_of_tenant"], tenant_id=tenant_id, **values)
-    else:
-        row = await connection.fetch_one(_SQL["page_of_job"], job_id=job_id, **values)
-    assert row is not None, "a page always answers one row"
-    keys = [
-        RunKey(str(job), at) for job, at in zip(row["job_ids"], row["scheduled_ats"], strict=True)
-    ]
-    if len(keys) > page_size:
-        return RunPage(keys=keys[:page_size], after=keys[page_size - 1])
-    if row["frontier_at"] is not None:
-        return RunPage(keys=keys, after=RunKey(str(row["frontier_id"]), row["frontier_at"]))
-    return RunPage(keys=keys, after=None)
-
-
 async def attempts(
     connection: Connection, run: RunRecord, *, before: int, limit: int
 ) -> list[AttemptRecord]:
@@ -251,6 +214,9 @@ async def attempts(
 
 def _record(row: Row) -> RunRecord:
     spec = None if row["spec"] is None else JobSpec.from_json(row["spec"])
+    if spec is not None and row["default_retry_policy"] is not None:
+        default = RetryPolicy.from_json(row["default_retry_policy"])
+        spec = replace(spec, retry_policy=spec.retry_policy.over(default))
     labels = row["labels"]
     if labels is None:
         labels = {} if spec is None else spec.labels
@@ -272,6 +238,7 @@ def _record(row: Row) -> RunRecord:
         available_at=row["available_at"],
         labels=labels,
         concurrency_key=row["concurrency_key"] or "",
+        unique_key=row["unique_key"] or "",
         attempt=row["attempt"],
         attempt_open=row["attempt_open"],
         failure_count=row["failure_count"],

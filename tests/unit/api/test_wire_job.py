@@ -12,7 +12,6 @@ from fencepost_server.domain.schedule import IntervalSpec, OnceSpec
 from fencepost_server.errors import (
     FencepostError,
     InvalidField,
-    NotImplementedYet,
     PayloadTooLarge,
     QueueNotFound,
 )
@@ -42,6 +41,8 @@ def full() -> job_pb2.Job:
         ),
         limits=job_pb2.RunLimits(
             attempt_timeout=Duration(seconds=1),
+            queue_timeout=Duration(seconds=30 * 86_400),
+            total_timeout=Duration(seconds=90 * 86_400),
             lease_ttl=Duration(seconds=15),
             cancel_grace=Duration(seconds=3600),
             max_in_flight=100_000,
@@ -210,15 +211,26 @@ def _set(message: object, **values: object) -> None:
         ),
         (lambda j: _set(j.limits, start_mode=7), "job.limits.start_mode", InvalidField),
         (
-            lambda j: j.limits.queue_timeout.FromSeconds(5),
+            lambda j: j.limits.queue_timeout.FromMilliseconds(999),
             "job.limits.queue_timeout",
-            NotImplementedYet,
+            InvalidField,
         ),
         (
-            lambda j: j.limits.total_timeout.FromSeconds(5),
-            "job.limits.total_timeout",
-            NotImplementedYet,
+            lambda j: j.limits.queue_timeout.FromSeconds(30 * 86_400 + 1),
+            "job.limits.queue_timeout",
+            InvalidField,
         ),
+        (
+            lambda j: j.limits.total_timeout.FromSeconds(-1),
+            "job.limits.total_timeout",
+            InvalidField,
+        ),
+        (
+            lambda j: j.limits.total_timeout.FromSeconds(90 * 86_400 + 1),
+            "job.limits.total_timeout",
+            InvalidField,
+        ),
+        (lambda j: j.limits.total_timeout.FromSeconds(1), "", None),
         (lambda j: j.schedule.jitter.FromSeconds(86_401), "job.schedule.jitter", InvalidField),
         (lambda j: j.schedule.jitter.FromSeconds(-1), "job.schedule.jitter", InvalidField),
         (

@@ -15,7 +15,7 @@ from fencepost_server.domain.run import (
     RunOrigin,
     RunState,
 )
-from fencepost_server.errors import FencepostError, FilterNotSupported, NotImplementedYet
+from fencepost_server.errors import FencepostError, FilterNotSupported
 from fencepost_server.store.runs import AttemptRecord, RunRecord
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -147,11 +147,6 @@ def test_bad_requests_name_their_field(
     assert error.value.field == field
 
 
-def test_unique_keys_are_not_served_yet() -> None:
-    with pytest.raises(NotImplementedYet):
-        read_enqueue(enqueue(unique_key=run_pb2.UniqueKey(key="k")), now=NOW)
-
-
 def test_filters_narrow_states_and_ranges() -> None:
     query = read_filter(
         "state:DEAD,RUNNING state!=DEAD scheduled_at>=1970-01-01T00:00:01Z "
@@ -160,9 +155,9 @@ def test_filters_narrow_states_and_ranges() -> None:
     )
     assert query.states == {RunState.RUNNING}
     assert (query.scheduled_from, query.scheduled_before) == (SECOND, 2 * SECOND + 1)
-    assert query.is_sparse
+    assert query.is_selective
     assert not query.wants_history
-    assert not read_filter("", job=None).is_sparse
+    assert not read_filter("", job=None).is_selective
 
 
 def test_one_job_in_a_filter_is_the_scope() -> None:

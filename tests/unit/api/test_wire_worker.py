@@ -20,14 +20,8 @@ from fencepost_server.clock import HOUR, SECOND
 from fencepost_server.domain.job import JobSpec, RetryPolicy, Target
 from fencepost_server.domain.run import RunKey, RunState
 from fencepost_server.engine.claims import Claimed
-from fencepost_server.engine.lifecycle import (
-    Judged,
-    LeaseLostReason,
-    Notice,
-    Report,
-    Verdict,
-)
 from fencepost_server.engine.specs import RunSpec
+from fencepost_server.engine.verdicts import Judged, LeaseLostReason, Notice, Report, Verdict
 from fencepost_server.errors import FencepostError, InvalidField, PayloadTooLarge
 from fencepost_server.policy.outcome import Cancelled, Failed, Released, Snoozed
 from google.protobuf.duration_pb2 import Duration

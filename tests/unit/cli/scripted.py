@@ -74,7 +74,15 @@ class ScriptedServer:
         said = answer(request)
         if isinstance(said, Refusal):
             _refuse(context, said)
-        return said
+        return _stream(context, said) if isinstance(said, list) else said
+
+
+def _stream(context: grpc.ServicerContext, messages: list[Any]) -> Iterator[Any]:
+    """A list answers a streaming method; a refusal in it breaks the stream there."""
+    for message in messages:
+        if isinstance(message, Refusal):
+            _refuse(context, message)
+        yield message
 
 
 def _always(answer: Any) -> Answer:

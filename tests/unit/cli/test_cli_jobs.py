@@ -35,6 +35,7 @@ def test_all_flags_of_a_cron_job_arrive(server: ScriptedServer, run: Run) -> Non
     flags = "--queue mail --priority 3 --tz Europe/Berlin --dst-gap skip --dst-fold both"
     flags += " --max-failures 3 --attempt-timeout 2m --overlap queue-one --misfire catch-up"
     flags += " --misfire-threshold 90s --max-catch-up 7 --max-fires 5 --jitter 30s --paused"
+    flags += " --queue-timeout 1h --total-timeout 1d"
     flags += " --label team=web --label tier=1 --end-at 2030-01-01T00:00:00+01:00"
     result = run(
         *("jobs", "create", "nightly", "--kind", "report", "--cron", "30 2 * * *", "--cron"),
@@ -51,7 +52,11 @@ def test_all_flags_of_a_cron_job_arrive(server: ScriptedServer, run: Run) -> Non
     assert job.payload.json == '{"a": 1.50}'
     assert dict(job.labels) == {"team": "web", "tier": "1"}
     assert job.retry_policy.max_failures == 3
-    assert job.limits.attempt_timeout == Duration(seconds=120)
+    assert job.limits == job_pb2.RunLimits(
+        attempt_timeout=Duration(seconds=120),
+        queue_timeout=Duration(seconds=3600),
+        total_timeout=Duration(seconds=86_400),
+    )
     assert job.paused
     assert job.schedule == schedule_pb2.Schedule(
         cron=schedule_pb2.CronSpec(

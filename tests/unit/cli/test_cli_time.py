@@ -9,6 +9,7 @@ import pytest
 from fencepost.v1 import admin_pb2, admin_service_pb2, job_pb2, job_service_pb2
 from fencepost_server.cli import tz_diff
 from google.protobuf.timestamp_pb2 import Timestamp
+from icalendar import Calendar
 
 from tests.unit.cli.scripted import Run, ScriptedServer
 from tests.unit.cli.test_cli_tree import loaded_by
@@ -76,6 +77,47 @@ def test_explain_answers_json_with_the_names_of_the_preview(run: Run) -> None:
     ]
 
 
+def test_explain_shows_the_fires_of_a_period(run: Run) -> None:
+    until = ("--until", "2026-12-03T09:00:00Z")
+    result = run("explain", "0 9 * * *", "--from", "2026-12-01T09:00:00Z", *until, "-o", "json")
+    assert [fire["scheduledAt"] for fire in json.loads(result.out)["fires"]] == [
+        "2026-12-02T09:00:00Z"
+    ]
+    assert run("explain", "0 9 * * *", *AT, "--until", "2026-11-30T08:00:00Z").code == 2
+
+
+def test_explain_sets_two_rules_side_by_side(run: Run) -> None:
+    period = ("--from", "2026-12-04T00:00:00Z", "--until", "2026-12-08T00:00:00Z")
+    other = ("--compare", "0 9 * * 1-5", "--compare", "30 9 * * 1")
+    result = run("explain", "0 9 * * *", *period, *other)
+    assert "until Tue 2026-12-08 00:00 +00:00: 2 fires of both, 2 of the first alone, 1 of" in (
+        result.out
+    )
+    assert "first alone   Sat 2026-12-05 09:00 +00:00   09:00Z" in result.out
+    assert "other alone   Mon 2026-12-07 09:30 +00:00   09:30Z" in result.out
+    document = json.loads(run("explain", "0 9 * * *", *period, *other, "-o", "json").out)
+    assert document["comparison"] == {
+        "expressions": ["0 9 * * 1-5", "30 9 * * 1"],
+        "until": "2026-12-08T00:00:00Z",
+        "both": ["2026-12-04T09:00:00Z", "2026-12-07T09:00:00Z"],
+        "onlyHere": ["2026-12-05T09:00:00Z", "2026-12-06T09:00:00Z"],
+        "onlyThere": ["2026-12-07T09:30:00Z"],
+    }
+    refused = run("explain", "0 9 * * *", "--compare", "0 25 * * *")
+    assert refused.code == 2
+    assert "0 25 * * *" in refused.err
+
+
+def test_explain_writes_a_calendar_that_a_calendar_library_reads(run: Run) -> None:
+    result = run("explain", "0 9 * * 1-5", "-n", "2", *AT, "--ics", "--job", "report")
+    events = list(Calendar.from_ical(result.out).walk("VEVENT"))
+    assert [str(event["summary"]) for event in events] == ["report", "report"]
+    assert [event.decoded("dtstart").isoformat() for event in events] == [
+        "2026-11-30T09:00:00+00:00",
+        "2026-12-01T09:00:00+00:00",
+    ]
+
+
 def test_explain_says_for_whom_h_was_drawn(run: Run) -> None:
     unnamed = run("explain", "H H * * *", *AT).out
     assert "for a job without a name; name it with --job NAME" in unnamed
@@ -137,7 +179,7 @@ def test_tz_diff_lists_zones_jobs_and_fires(
     ]
     server.on("ListJobs", *pages)
     result = run("tz-diff", "--from", sources[0], "--to", sources[1], "-o", "json")
-    assert result.code == 0
+    assert result.code == 9
     document = json.loads(result.out)
     assert (document["fromVersion"], document["toVersion"]) == ("2031a", "2031b")
     assert [(zone["zone"], zone["state"]) for zone in document["zones"]] == [
@@ -170,7 +212,7 @@ def test_tz_diff_calls_no_server_for_zones_only(
     server: ScriptedServer, run: Run, sources: tuple[str, str]
 ) -> None:
     result = run("tz-diff", "--from", sources[0], "--to", sources[1], "--zones-only")
-    assert (result.code, "jobs of" in result.out, dict(server.requests)) == (0, False, {})
+    assert (result.code, "jobs of" in result.out, dict(server.requests)) == (9, False, {})
     same = run("tz-diff", "--from", sources[0], "--to", sources[0])
     assert (same.code, "differ from tzdata 2031a to 2031a: 0" in same.out) == (0, True)
 

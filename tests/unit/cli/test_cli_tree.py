@@ -32,7 +32,9 @@ def test_the_version_needs_nothing() -> None:
     assert loaded_by("--version") == []
 
 
-@pytest.mark.parametrize("arguments", [("--help",), ("jobs", "create", "--help")])
+@pytest.mark.parametrize(
+    "arguments", [("--help",), ("jobs", "create", "--help"), ("runs", "bulk", "replay", "--help")]
+)
 def test_help_needs_no_grpc(arguments: tuple[str, ...]) -> None:
     assert loaded_by(*arguments) == ["typer"]
 
@@ -47,7 +49,7 @@ def test_every_leaf_has_three_examples() -> None:
         ]
 
     found = leaves(build(), "fencepost")
-    assert len(found) == 23
+    assert len(found) == 52
     short = [path for path, text in found if text.partition("Examples:")[2].count("fencepost") < 3]
     assert short == []
 

@@ -4,7 +4,7 @@ import pytest
 from fencepost_server.clock import MINUTE
 from fencepost_server.domain.schedule import OverlapPolicy
 from fencepost_server.policy.misfire import DueFire
-from fencepost_server.policy.overlap import WAITING_MAX, LiveRuns, Placement, place
+from fencepost_server.policy.overlap import WAITING_MAX, LiveRuns, Placement, place, takes_place
 
 from tests.factories import NOON
 
@@ -120,3 +120,16 @@ def test_every_fire_has_exactly_one_place(
     placement = place(fires, live, policy, catch_up_max=3)
     placed = [f.at for f in (*placement.queued, *placement.blocked)] + list(placement.skipped)
     assert sorted(placed) == [fire.at for fire in fires]
+
+
+@pytest.mark.parametrize("policy", list(OverlapPolicy))
+def test_a_fire_gives_its_place_to_the_parked_run_that_it_gives_way_to(
+    policy: OverlapPolicy,
+) -> None:
+    gives_way = policy not in (OverlapPolicy.ALLOW, OverlapPolicy.CANCEL_PREVIOUS)
+    parked = LiveRuns(unblocked=1, regular=1, parked=1)
+    assert takes_place(_fires(1), parked, policy) is gives_way
+    # Nobody gives way to nothing, and not to a parked run where another one runs.
+    assert not takes_place((), parked, policy)
+    assert not takes_place(_fires(1), BUSY, policy)
+    assert not takes_place(_fires(1), LiveRuns(unblocked=2, regular=2, parked=1), policy)

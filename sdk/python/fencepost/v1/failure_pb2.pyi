@@ -185,6 +185,8 @@ class _ErrorReasonEnumTypeWrapper(enum_type_wrapper._EnumTypeWrapper[_ErrorReaso
     """A session rule was broken."""
     ERROR_REASON_INTERNAL: _ErrorReason.ValueType  # 43
     """A bug of the server."""
+    ERROR_REASON_VERSION_NOT_KEPT: _ErrorReason.ValueType  # 44
+    """The job's version that the run was made with is not kept any more."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """Machine-readable reasons of errors: the text in ErrorInfo.reason and
@@ -280,6 +282,8 @@ ERROR_REASON_PROTOCOL_VIOLATION: ErrorReason.ValueType  # 42
 """A session rule was broken."""
 ERROR_REASON_INTERNAL: ErrorReason.ValueType  # 43
 """A bug of the server."""
+ERROR_REASON_VERSION_NOT_KEPT: ErrorReason.ValueType  # 44
+"""The job's version that the run was made with is not kept any more."""
 
 @typing.final
 class Failure(message.Message):

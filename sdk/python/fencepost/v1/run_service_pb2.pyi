@@ -836,6 +836,122 @@ class BatchUpdateRunsResponse(message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 @typing.final
+class ListDeadLetterGroupsRequest(message.Message):
+    """See ListDeadLetterGroups."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    PARENT_FIELD_NUMBER: builtins.int
+    FILTER_FIELD_NUMBER: builtins.int
+    PAGE_SIZE_FIELD_NUMBER: builtins.int
+    parent: builtins.str
+    """As in ListRunsRequest. Required."""
+    filter: builtins.str
+    """As in ListRunsRequest. Default: all dead letters."""
+    page_size: builtins.int
+    """1 to 100; more is read as 100. Default 20."""
+    def __init__(
+        self,
+        *,
+        parent: builtins.str = ...,
+        filter: builtins.str = ...,
+        page_size: builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["filter", b"filter", "page_size", b"page_size", "parent", b"parent"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class ListDeadLetterGroupsResponse(message.Message):
+    """See ListDeadLetterGroups."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    GROUPS_FIELD_NUMBER: builtins.int
+    GROUPED_FIELD_NUMBER: builtins.int
+    TOTAL_GROUPS_FIELD_NUMBER: builtins.int
+    grouped: builtins.int
+    """Dead letters that were grouped: those that match, the newest scheduled_at
+    first, at most 100000.
+    """
+    total_groups: builtins.int
+    """Groups among them, those that are not shown included."""
+    @builtins.property
+    def groups(self) -> containers.RepeatedCompositeFieldContainer[DeadLetterGroup]:
+        """At most page_size, the one whose newest run died last first."""
+
+    def __init__(
+        self,
+        *,
+        groups: abc.Iterable[DeadLetterGroup] | None = ...,
+        grouped: builtins.int = ...,
+        total_groups: builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["grouped", b"grouped", "groups", b"groups", "total_groups", b"total_groups"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
+class DeadLetterGroup(message.Message):
+    """Dead letters that ended alike."""
+
+    DESCRIPTOR: descriptor.Descriptor
+
+    JOB_FIELD_NUMBER: builtins.int
+    KIND_FIELD_NUMBER: builtins.int
+    FAILURE_CODE_FIELD_NUMBER: builtins.int
+    DEAD_REASON_FIELD_NUMBER: builtins.int
+    COUNT_FIELD_NUMBER: builtins.int
+    OLDEST_ENDED_AT_FIELD_NUMBER: builtins.int
+    NEWEST_ENDED_AT_FIELD_NUMBER: builtins.int
+    SAMPLE_RUN_FIELD_NUMBER: builtins.int
+    SAMPLE_MESSAGE_FIELD_NUMBER: builtins.int
+    job: builtins.str
+    """tenants/{tenant}/jobs/{job}; with the job_id if the job was deleted."""
+    kind: builtins.str
+    """Handler name."""
+    failure_code: builtins.str
+    """Failure.code of the last failure. Empty: there was none, such as a lost lease."""
+    dead_reason: run_pb2.DeadReason.ValueType
+    """Why they are DEAD."""
+    count: builtins.int
+    """How many. 1 or more."""
+    sample_run: builtins.str
+    """Name of the run that died last."""
+    sample_message: builtins.str
+    """Failure.message of that run, cut to 256 bytes."""
+    @builtins.property
+    def oldest_ended_at(self) -> timestamp_pb2.Timestamp:
+        """When the first of them died."""
+
+    @builtins.property
+    def newest_ended_at(self) -> timestamp_pb2.Timestamp:
+        """When the last of them died."""
+
+    def __init__(
+        self,
+        *,
+        job: builtins.str = ...,
+        kind: builtins.str = ...,
+        failure_code: builtins.str = ...,
+        dead_reason: run_pb2.DeadReason.ValueType = ...,
+        count: builtins.int = ...,
+        oldest_ended_at: timestamp_pb2.Timestamp | None = ...,
+        newest_ended_at: timestamp_pb2.Timestamp | None = ...,
+        sample_run: builtins.str = ...,
+        sample_message: builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = typing.Literal["newest_ended_at", b"newest_ended_at", "oldest_ended_at", b"oldest_ended_at"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = typing.Literal["count", b"count", "dead_reason", b"dead_reason", "failure_code", b"failure_code", "job", b"job", "kind", b"kind", "newest_ended_at", b"newest_ended_at", "oldest_ended_at", b"oldest_ended_at", "sample_message", b"sample_message", "sample_run", b"sample_run"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+@typing.final
 class ExplainRunRequest(message.Message):
     """See ExplainRun."""
 

@@ -91,6 +91,11 @@ class RunServiceStub:
                 request_serializer=fencepost_dot_v1_dot_run__service__pb2.BatchUpdateRunsRequest.SerializeToString,
                 response_deserializer=fencepost_dot_v1_dot_run__service__pb2.BatchUpdateRunsResponse.FromString,
                 _registered_method=True)
+        self.ListDeadLetterGroups = channel.unary_unary(
+                '/fencepost.v1.RunService/ListDeadLetterGroups',
+                request_serializer=fencepost_dot_v1_dot_run__service__pb2.ListDeadLetterGroupsRequest.SerializeToString,
+                response_deserializer=fencepost_dot_v1_dot_run__service__pb2.ListDeadLetterGroupsResponse.FromString,
+                _registered_method=True)
         self.ExplainRun = channel.unary_unary(
                 '/fencepost.v1.RunService/ExplainRun',
                 request_serializer=fencepost_dot_v1_dot_run__service__pb2.ExplainRunRequest.SerializeToString,
@@ -236,6 +241,14 @@ class RunServiceServicer:
         """Cancels, replays or discards every run that matches a filter, at a rate, as an
         Operation. Needs and produces: per run, as the single call; runs in another
         state are left alone and counted.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListDeadLetterGroups(self, request, context):
+        """Groups the dead letters that nobody discarded by job, kind, failure code and
+        dead_reason, the group that died last first. Changes nothing.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -390,6 +403,11 @@ def add_RunServiceServicer_to_server(servicer, server):
                     servicer.BatchUpdateRuns,
                     request_deserializer=fencepost_dot_v1_dot_run__service__pb2.BatchUpdateRunsRequest.FromString,
                     response_serializer=fencepost_dot_v1_dot_run__service__pb2.BatchUpdateRunsResponse.SerializeToString,
+            ),
+            'ListDeadLetterGroups': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListDeadLetterGroups,
+                    request_deserializer=fencepost_dot_v1_dot_run__service__pb2.ListDeadLetterGroupsRequest.FromString,
+                    response_serializer=fencepost_dot_v1_dot_run__service__pb2.ListDeadLetterGroupsResponse.SerializeToString,
             ),
             'ExplainRun': grpc.unary_unary_rpc_method_handler(
                     servicer.ExplainRun,
@@ -746,6 +764,33 @@ class RunService:
             '/fencepost.v1.RunService/BatchUpdateRuns',
             fencepost_dot_v1_dot_run__service__pb2.BatchUpdateRunsRequest.SerializeToString,
             fencepost_dot_v1_dot_run__service__pb2.BatchUpdateRunsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListDeadLetterGroups(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/fencepost.v1.RunService/ListDeadLetterGroups',
+            fencepost_dot_v1_dot_run__service__pb2.ListDeadLetterGroupsRequest.SerializeToString,
+            fencepost_dot_v1_dot_run__service__pb2.ListDeadLetterGroupsResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -76,6 +76,10 @@ class RunServiceStub:
     Operation. Needs and produces: per run, as the single call; runs in another
     state are left alone and counted.
     """
+    ListDeadLetterGroups: grpc.UnaryUnaryMultiCallable[run_service_pb2.ListDeadLetterGroupsRequest, run_service_pb2.ListDeadLetterGroupsResponse]
+    """Groups the dead letters that nobody discarded by job, kind, failure code and
+    dead_reason, the group that died last first. Changes nothing.
+    """
     ExplainRun: grpc.UnaryUnaryMultiCallable[run_service_pb2.ExplainRunRequest, run_service_pb2.ExplainRunResponse]
     """Says what keeps a run from starting. QUEUED, BLOCKED, RETRYING: one or more
     holds; any other state: none. Changes nothing.
@@ -170,6 +174,10 @@ class RunServiceAsyncStub(RunServiceStub):
     """Cancels, replays or discards every run that matches a filter, at a rate, as an
     Operation. Needs and produces: per run, as the single call; runs in another
     state are left alone and counted.
+    """
+    ListDeadLetterGroups: aio.UnaryUnaryMultiCallable[run_service_pb2.ListDeadLetterGroupsRequest, run_service_pb2.ListDeadLetterGroupsResponse]  # type: ignore[assignment]
+    """Groups the dead letters that nobody discarded by job, kind, failure code and
+    dead_reason, the group that died last first. Changes nothing.
     """
     ExplainRun: aio.UnaryUnaryMultiCallable[run_service_pb2.ExplainRunRequest, run_service_pb2.ExplainRunResponse]  # type: ignore[assignment]
     """Says what keeps a run from starting. QUEUED, BLOCKED, RETRYING: one or more
@@ -328,6 +336,16 @@ class RunServiceServicer(metaclass=abc_1.ABCMeta):
         """Cancels, replays or discards every run that matches a filter, at a rate, as an
         Operation. Needs and produces: per run, as the single call; runs in another
         state are left alone and counted.
+        """
+
+    @abc_1.abstractmethod
+    def ListDeadLetterGroups(
+        self,
+        request: run_service_pb2.ListDeadLetterGroupsRequest,
+        context: _ServicerContext,
+    ) -> typing.Union[run_service_pb2.ListDeadLetterGroupsResponse, abc.Awaitable[run_service_pb2.ListDeadLetterGroupsResponse]]:
+        """Groups the dead letters that nobody discarded by job, kind, failure code and
+        dead_reason, the group that died last first. Changes nothing.
         """
 
     @abc_1.abstractmethod

@@ -27,11 +27,14 @@ ON CONFLICT (name) DO NOTHING;
 SELECT schedule_id, rule_hash FROM fencepost.schedules WHERE rule_hash = ANY (@hashes::bytea[]);
 
 -- name: intern_schedules
--- In the order of hashes, so that two callers cannot deadlock.
-INSERT INTO fencepost.schedules (rule_hash, rule)
-SELECT rule_hash, rule FROM unnest(@hashes::bytea[], @rules::jsonb[]) AS r (rule_hash, rule)
+-- In the order of hashes, so that two callers cannot deadlock. A rule that is there is marked
+-- as wanted, so that clean-up leaves it alone for a while.
+INSERT INTO fencepost.schedules AS s (rule_hash, rule, used_at)
+SELECT rule_hash, rule, fencepost.clock()
+FROM unnest(@hashes::bytea[], @rules::jsonb[]) AS r (rule_hash, rule)
 ORDER BY rule_hash
-ON CONFLICT (rule_hash) DO NOTHING;
+ON CONFLICT (rule_hash) DO UPDATE SET used_at = excluded.used_at
+WHERE s.used_at < excluded.used_at - interval '1 day';
 
 -- name: page_token_key
 SELECT page_token_key FROM fencepost.shard_state;

@@ -47,7 +47,8 @@ WITH candidates AS MATERIALIZED (
         ) AS r
         WHERE fencepost.clock_agrees(@now)
           AND (SELECT NOT (q.paused OR q.has_capped_jobs) AND q.max_in_flight IS NULL
-                      AND q.max_in_flight_per_key IS NULL AND t.max_in_flight IS NULL
+                      AND q.max_in_flight_per_key IS NULL AND q.rate_limit IS NULL
+                      AND t.max_in_flight IS NULL
                FROM fencepost.queues AS q JOIN fencepost.tenants AS t USING (tenant_id)
                WHERE q.queue_id = @queue_id)
         ORDER BY rank_at
@@ -75,6 +76,11 @@ WITH candidates AS MATERIALIZED (
            @now
     FROM claimed
     WHERE was_open
+), told AS (
+    INSERT INTO fencepost.run_changes (changed_at, job_ids, scheduled_ats)
+    SELECT @now, array_agg(job_id), array_agg(scheduled_at) FROM claimed
+    WHERE (SELECT s.watched_until > @now FROM fencepost.shard_state AS s)
+    HAVING count(*) > 0
 )
 SELECT place, job_id, scheduled_at, attempt, kind_id, version, lease_s, failure_count, payload,
        labels, progress, last_failure, serial
@@ -82,16 +88,24 @@ FROM claimed
 ORDER BY place;
 
 -- name: claim_capped_runs
--- As claim_runs, for a queue under caps: only as many as they leave; see the function.
+-- As claim_runs, for a queue under caps or a rate: only as many as they leave; see the function.
 SELECT place, job_id, scheduled_at, attempt, kind_id, version, lease_s, failure_count, payload,
        labels, progress, last_failure, serial
 FROM fencepost.claim_capped_runs(@queue_id, @kind_ids::int[], @priorities::smallint[],
                                  @worker_ids::uuid[], @runs_max, @ageing_s, @now)
 ORDER BY place;
 
+-- name: refill_capped_runs
+-- As claim_capped_runs, behind ends in one transaction; see the function.
+SELECT place, job_id, scheduled_at, attempt, kind_id, version, lease_s, failure_count, payload,
+       labels, progress, last_failure, serial
+FROM fencepost.refill_capped_runs(@queue_id, @kind_ids::int[], @priorities::smallint[],
+                                  @worker_ids::uuid[], @runs_max, @ageing_s, @now)
+ORDER BY place;
+
 -- name: lease_run
 -- Moves: T5 claim (queued, retrying -> running).
--- Takes one named run, if it is claimable now.
+-- Takes one named run, if it is claimable now and its queue is not paused.
 WITH candidate AS MATERIALIZED (
     SELECT q.ctid AS tid, q.attempt AS lost_attempt, q.attempt_open AS was_open,
            q.worker_id AS lost_worker_id, q.claimed_at AS lost_claimed_at
@@ -101,6 +115,7 @@ WITH candidate AS MATERIALIZED (
       AND (q.wait_until IS NULL OR q.wait_until > @now)
       AND (q.total_until IS NULL OR q.total_until > @now)
       AND fencepost.clock_agrees(@now)
+      AND NOT (SELECT u.paused FROM fencepost.queues AS u WHERE u.queue_id = q.queue_id)
     FOR UPDATE
 ), claimed AS (
     UPDATE fencepost.run_queue AS q
@@ -124,6 +139,11 @@ WITH candidate AS MATERIALIZED (
            @now
     FROM claimed
     WHERE was_open
+), told AS (
+    INSERT INTO fencepost.run_changes (changed_at, job_ids, scheduled_ats)
+    SELECT @now, array_agg(job_id), array_agg(scheduled_at) FROM claimed
+    WHERE (SELECT s.watched_until > @now FROM fencepost.shard_state AS s)
+    HAVING count(*) > 0
 )
 SELECT job_id, scheduled_at, attempt, queue_id, kind_id, version, lease_s, failure_count, payload,
        labels, progress, last_failure, serial
@@ -137,11 +157,27 @@ SELECT fencepost.lock_caps(@queue_id);
 -- How many more runs of a run's scopes may be open: queue, tenant, job, key. NULL: no cap.
 SELECT fencepost.cap_room(@queue_id, @job_id, @max_in_flight::int, @concurrency_key::text) AS room;
 
+-- name: claims_allowed
+-- How many claims the rate of a queue allows now, and when it allows @wanted. NULL: no rate.
+SELECT r.tokens, r.clock, r.clock + greatest(0, least(@wanted, greatest(1, r.rate_limit)) - r.tokens)
+                        / r.rate_limit * interval '1 second' AS allowed_at
+FROM (
+    SELECT q.rate_limit, c.clock, fencepost.tokens_at(q.queue_id, c.clock) AS tokens
+    FROM fencepost.queues AS q CROSS JOIN (SELECT fencepost.clock() AS clock) AS c
+    WHERE q.queue_id = @queue_id AND q.rate_limit IS NOT NULL
+) AS r;
+
+-- name: take_tokens
+-- Takes the token of a claim, under the lock of lock_caps.
+SELECT fencepost.take_tokens(@queue_id, 1);
+
 -- name: queue_settings
 -- What the dispatcher must know of the queues it serves.
-SELECT q.queue_id, q.name, t.name AS tenant_name, q.paused, t.weight,
+SELECT q.queue_id, q.name, q.tenant_id, t.name AS tenant_name, q.paused, t.weight, q.rate_limit,
        q.has_capped_jobs OR q.max_in_flight IS NOT NULL OR q.max_in_flight_per_key IS NOT NULL
-           OR t.max_in_flight IS NOT NULL AS is_capped
+           OR q.rate_limit IS NOT NULL OR t.max_in_flight IS NOT NULL AS is_capped,
+       q.has_capped_jobs OR q.max_in_flight_per_key IS NOT NULL AS is_capped_in_parts,
+       q.has_capped_jobs OR t.max_in_flight IS NOT NULL AS shares_places
 FROM fencepost.queues AS q
 JOIN fencepost.tenants AS t USING (tenant_id)
 WHERE q.queue_id = ANY (@queue_ids::int[]);
@@ -153,6 +189,11 @@ FROM unnest(@job_ids::uuid[], @versions::int[]) AS w (job_id, version)
 JOIN fencepost.job_versions AS v ON v.job_id = w.job_id AND v.version = w.version
 JOIN fencepost.jobs AS j ON j.job_id = w.job_id
 JOIN fencepost.tenants AS t ON t.tenant_id = j.tenant_id;
+
+-- name: tenant_defaults
+-- What tenants say of the retries of their runs.
+SELECT t.name, t.default_retry_policy FROM fencepost.tenants AS t
+WHERE t.name = ANY (@names::text[]);
 
 -- name: reserve_claim_request
 -- Takes a request id before its claim, in the claim's transaction; no row: it came before.

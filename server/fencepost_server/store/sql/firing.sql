@@ -83,52 +83,37 @@ WITH due AS MATERIALIZED (
     FROM judged AS r
     WHERE r.is_ready AND s.ctid = r.tid AND s.job_id = r.job_id
     RETURNING r.*
-), behind AS MATERIALIZED (
-    -- What the governor paces: the newest of a batch first. The windows of a tenant come in the
-    -- order of tenants, and so do the locks of their cursors.
-    SELECT f.*,
-           row_number() OVER (PARTITION BY f.tenant_id, f.is_late
-                              ORDER BY f.next_run_at DESC, f.job_id) - 1 AS place,
-           CASE WHEN row_number() OVER (PARTITION BY f.tenant_id ORDER BY f.is_late) = 1
-                THEN fencepost.take_places(
-                    f.tenant_id,
-                    count(*) FILTER (WHERE NOT f.is_late) OVER (PARTITION BY f.tenant_id),
-                    count(*) FILTER (WHERE f.is_late) OVER (PARTITION BY f.tenant_id),
-                    @catch_up_rate::double precision, @now) END AS given
-    FROM fired AS f
-    WHERE @catch_up_rate::double precision > 0
-      AND f.next_run_at < @now - @paced_after_s * interval '1 second'
 ), released AS (
-    SELECT f.*, NULL::bigint AS place, NULL::timestamptz[] AS given,
-           NULL::timestamptz AS placed_at
+    SELECT f.*,
+           fencepost.jittered(f.job_id, f.next_run_at, f.jitter_s,
+                              CASE WHEN f.following_at < coalesce(f.end_at, 'infinity')
+                                   THEN f.following_at END) AS ready_at
     FROM fired AS f
-    WHERE NOT (@catch_up_rate::double precision > 0
-               AND f.next_run_at < @now - @paced_after_s * interval '1 second')
-    UNION ALL
-    SELECT b.*, (max(b.given) OVER (PARTITION BY b.tenant_id))
-                    [CASE WHEN b.is_late THEN 2 ELSE 1 END]
-                + b.place / @catch_up_rate * interval '1 second'
-    FROM behind AS b
 ), made AS (
     INSERT INTO fencepost.run_queue
         (job_id, scheduled_at, available_at, created_at, tenant_id, queue_id, kind_id, version,
          state, origin, priority, lease_s, cancel_grace_s, attempt_timeout_s, serial,
-         max_in_flight, concurrency_key, queue_timeout_s, wait_until, total_until)
+         max_in_flight, concurrency_key, queue_timeout_s, wait_until, total_until, parked)
     SELECT job_id, next_run_at, free_at, @now, tenant_id, queue_id, kind_id, version, 'queued',
            CASE WHEN is_late THEN 'catch_up'::fencepost.run_origin ELSE 'schedule' END,
            priority, lease_s, cancel_grace_s, attempt_timeout_s,
            overlap IN ('queue_one', 'queue_all', 'cancel_previous') OR after_completion,
            max_in_flight, concurrency_key, queue_timeout_s,
            free_at + queue_timeout_s * interval '1 second',
-           free_at + total_timeout_s * interval '1 second'
-    FROM (SELECT r.*, greatest(fencepost.jittered(
-                          job_id, next_run_at, jitter_s,
-                          CASE WHEN following_at < coalesce(end_at, 'infinity')
-                               THEN following_at END),
-                      @now, placed_at) AS free_at
-          FROM released AS r) AS r
+           free_at + total_timeout_s * interval '1 second', parks
+    FROM released AS r
+    CROSS JOIN LATERAL (SELECT r.next_run_at < @parked_before AND r.ready_at <= @now AS parks) AS p
+    CROSS JOIN LATERAL (
+        SELECT CASE WHEN parks THEN @parked_until ELSE greatest(ready_at, @now) END AS free_at
+    ) AS a
     -- A key that is taken was fired already; one such job must not hold up the batch.
     ON CONFLICT (job_id, scheduled_at) DO NOTHING
+    RETURNING job_id, scheduled_at
+), told AS (
+    INSERT INTO fencepost.run_changes (changed_at, job_ids, scheduled_ats)
+    SELECT @now, array_agg(job_id), array_agg(scheduled_at) FROM made
+    WHERE (SELECT s.watched_until > @now FROM fencepost.shard_state AS s)
+    HAVING count(*) > 0
 )
 SELECT (SELECT count(*) FROM due) AS locked,
        (SELECT count(*) FROM fired) AS fired,

@@ -34,12 +34,14 @@ WITH entries AS MATERIALIZED (
         (job_id, next_run_at, end_at, max_fires, tenant_id, queue_id, kind_id, version,
          schedule_id, every_s, after_completion, jitter_s, misfire_after_s, misfire_window_s, max_in_flight, misfire, overlap,
          partition_id, priority, lease_s, cancel_grace_s, attempt_timeout_s, paused,
-         concurrency_key, queue_timeout_s, total_timeout_s)
+         concurrency_key, concurrency_template, queue_timeout_s, total_timeout_s)
     SELECT job_id, next_run_at, end_at, max_fires, @tenant_id, queue_id, kind_id, 1,
            schedule_id, every_s, after_completion, jitter_s, misfire_after_s, misfire_window_s, max_in_flight,
            misfire::fencepost.misfire_action, overlap::fencepost.overlap_policy,
            partition_id, priority, lease_s, cancel_grace_s, attempt_timeout_s, paused,
-           concurrency_key, queue_timeout_s, total_timeout_s
+           fencepost.run_concurrency_key(concurrency_key, spec -> 'labels', payload),
+           CASE WHEN concurrency_key ~ '[{}]' THEN concurrency_key END, queue_timeout_s,
+           total_timeout_s
     FROM entries JOIN made USING (job_id)
 )
 SELECT job_id FROM made;
@@ -162,7 +164,12 @@ SET version = @version,
     max_in_flight = @max_in_flight, misfire = @misfire::text::fencepost.misfire_action,
     overlap = @overlap::text::fencepost.overlap_policy, priority = @priority, lease_s = @lease_s,
     cancel_grace_s = @cancel_grace_s, attempt_timeout_s = @attempt_timeout_s,
-    concurrency_key = @concurrency_key, queue_timeout_s = @queue_timeout_s,
+    concurrency_key = (
+        SELECT fencepost.run_concurrency_key(@concurrency_key, v.spec -> 'labels', v.payload)
+        FROM fencepost.job_versions AS v
+        WHERE v.job_id = @job_id::uuid AND v.version = @version),
+    concurrency_template = CASE WHEN @concurrency_key::text ~ '[{}]' THEN @concurrency_key END,
+    queue_timeout_s = @queue_timeout_s,
     total_timeout_s = @total_timeout_s
 WHERE job_id = @job_id::uuid;
 

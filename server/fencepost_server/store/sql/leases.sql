@@ -14,16 +14,24 @@ WITH held AS MATERIALIZED (
       AND fencepost.clock_agrees(@now)
     ORDER BY q.job_id, q.scheduled_at
     FOR UPDATE OF q SKIP LOCKED
+), renewed AS (
+    UPDATE fencepost.run_queue AS q
+    SET state = 'running',
+        lease_until = @now + q.lease_s * interval '1 second',
+        lost_lease_count = q.lost_lease_count - h.was_lost::int,
+        undelivered = false,
+        progress = coalesce(h.progress, q.progress)
+    FROM held AS h
+    WHERE q.ctid = h.tid AND q.job_id = h.job_id
+    RETURNING q.job_id, q.scheduled_at, q.attempt, q.cancel_requested, q.cancel_reason, q.cancel_by,
+              h.was_lost
+), told AS (
+    INSERT INTO fencepost.run_changes (changed_at, job_ids, scheduled_ats)
+    SELECT @now, array_agg(job_id), array_agg(scheduled_at) FROM renewed
+    WHERE was_lost AND (SELECT s.watched_until > @now FROM fencepost.shard_state AS s)
+    HAVING count(*) > 0
 )
-UPDATE fencepost.run_queue AS q
-SET state = 'running',
-    lease_until = @now + q.lease_s * interval '1 second',
-    lost_lease_count = q.lost_lease_count - h.was_lost::int,
-    undelivered = false,
-    progress = coalesce(h.progress, q.progress)
-FROM held AS h
-WHERE q.ctid = h.tid AND q.job_id = h.job_id
-RETURNING q.job_id, q.scheduled_at, q.attempt, q.cancel_requested, q.cancel_reason, q.cancel_by;
+SELECT job_id, scheduled_at, attempt, cancel_requested, cancel_reason, cancel_by FROM renewed;
 
 -- name: cut_leases
 -- Leases of runs that were written to a broken stream without a receipt: the worker has
@@ -75,7 +83,7 @@ WITH lost AS MATERIALIZED (
 SELECT q.job_id, q.scheduled_at, q.attempt, q.attempt_open, q.state, q.version, q.queue_id,
        q.kind_id, q.priority, q.failure_count, q.lost_lease_count, q.snooze_count,
        q.cancel_requested, q.cancel_cause, q.cancel_reason, q.worker_id, q.claimed_at, q.serial,
-       q.lease_s, q.undelivered
+       q.lease_s, q.undelivered, q.total_until
 FROM lost AS l
 JOIN fencepost.run_queue AS q ON q.job_id = l.job_id AND q.scheduled_at = l.scheduled_at
 WHERE q.attempt_open AND q.state = 'running' AND q.lease_until < @now
@@ -84,15 +92,16 @@ FOR UPDATE OF q SKIP LOCKED;
 
 -- name: lock_overrun_attempts
 -- Running attempts past attempt_timeout, grace and one heartbeat: their worker did not end
--- them. Also those whose cancel grace is over. Pauses as above: a worker may have been
--- unable to say that it has ended them.
+-- them. Also those whose cancel grace is over, or whose run is over total_timeout. Pauses as
+-- above: a worker may have been unable to say that it has ended them.
 WITH overrun AS MATERIALIZED (
     SELECT q.job_id, q.scheduled_at, q.attempt
     FROM fencepost.run_queue AS q
     WHERE q.attempt_open AND q.state = 'running'
       AND (q.claimed_at < @now::timestamptz
                - (q.attempt_timeout_s + q.cancel_grace_s + @heartbeat_s) * interval '1 second'
-           OR (q.cancel_requested AND q.cancel_by < @now))
+           OR (q.cancel_requested AND q.cancel_by < @now)
+           OR q.total_until <= @now)
       AND fencepost.clock_agrees(@now)
       AND NOT EXISTS (SELECT FROM fencepost.shard_state
                       WHERE no_reap_until > @now
@@ -103,9 +112,47 @@ WITH overrun AS MATERIALIZED (
 SELECT q.job_id, q.scheduled_at, q.attempt, q.attempt_open, q.state, q.version, q.queue_id,
        q.kind_id, q.priority, q.failure_count, q.lost_lease_count, q.snooze_count,
        q.cancel_requested, q.cancel_cause, q.cancel_reason, q.worker_id, q.claimed_at, q.serial,
-       q.lease_s, q.undelivered
+       q.lease_s, q.undelivered, q.total_until
 FROM overrun AS o
 JOIN fencepost.run_queue AS q ON q.job_id = o.job_id AND q.scheduled_at = o.scheduled_at
 WHERE q.attempt = o.attempt AND q.attempt_open AND q.state = 'running'
+ORDER BY q.job_id, q.scheduled_at
+FOR UPDATE OF q SKIP LOCKED;
+
+-- name: lock_expired_runs
+-- Waiting runs that are out of time: over queue_timeout since they became claimable (a blocked
+-- one does not wait for a worker), or over total_timeout. `waited_out` says which came first.
+-- A claim takes the row or this does. Only a lost attempt that is still open has to wait for
+-- the end of the reaper's pause: its worker may have been unable to report.
+WITH pause AS MATERIALIZED (
+    SELECT count(*) > 0 AS is_on FROM fencepost.shard_state
+    WHERE no_reap_until > @now
+       OR heartbeats_at < @now::timestamptz - @gap_s * interval '1 second'
+), out_of_time AS MATERIALIZED (
+    (SELECT q.job_id, q.scheduled_at
+     FROM fencepost.run_queue AS q
+     WHERE q.wait_until IS NOT NULL AND q.wait_until <= @now
+       AND q.state IN ('queued', 'retrying')
+       AND NOT (q.attempt_open AND (SELECT is_on FROM pause))
+       AND fencepost.clock_agrees(@now)
+     ORDER BY q.wait_until
+     LIMIT @runs_max)
+    UNION
+    (SELECT q.job_id, q.scheduled_at
+     FROM fencepost.run_queue AS q
+     WHERE q.total_until IS NOT NULL AND q.total_until <= @now
+       AND q.state IN ('queued', 'blocked', 'retrying')
+       AND NOT (q.attempt_open AND (SELECT is_on FROM pause))
+       AND fencepost.clock_agrees(@now)
+     ORDER BY q.total_until
+     LIMIT @runs_max)
+)
+SELECT q.job_id, q.scheduled_at, q.attempt, q.attempt_open, q.failure_count, q.lost_lease_count,
+       q.worker_id, q.claimed_at, q.serial, q.last_failure IS NOT NULL AS has_failed,
+       (q.state <> 'blocked' AND q.wait_until <= least(@now, q.total_until)) IS TRUE AS waited_out
+FROM out_of_time AS o
+JOIN fencepost.run_queue AS q ON q.job_id = o.job_id AND q.scheduled_at = o.scheduled_at
+WHERE q.state IN ('queued', 'blocked', 'retrying')
+  AND ((q.state <> 'blocked' AND q.wait_until <= @now) OR q.total_until <= @now)
 ORDER BY q.job_id, q.scheduled_at
 FOR UPDATE OF q SKIP LOCKED;

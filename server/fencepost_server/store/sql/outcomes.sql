@@ -62,15 +62,20 @@ WITH ends AS MATERIALIZED (
     SELECT job_id, scheduled_at, attempt, 'succeeded', is_late, worker_id, claimed_at, @now, timings
     FROM gone
     WHERE attempt > 1 OR is_late
+), told AS (
+    INSERT INTO fencepost.run_changes (changed_at, job_ids, scheduled_ats)
+    SELECT @now, array_agg(job_id), array_agg(scheduled_at) FROM gone
+    WHERE (SELECT s.watched_until > @now FROM fencepost.shard_state AS s)
+    HAVING count(*) > 0
 )
-SELECT job_id, scheduled_at, attempt, serial FROM gone;
+SELECT job_id, scheduled_at, attempt, serial, queue_id FROM gone;
 
 -- name: lock_open_attempts
 -- The runs whose newest attempt is one of these and still open, locked in key order.
 SELECT q.job_id, q.scheduled_at, q.attempt, q.attempt_open, q.state, q.version, q.queue_id,
        q.kind_id, q.priority, q.failure_count, q.lost_lease_count, q.snooze_count,
        q.cancel_requested, q.cancel_cause, q.cancel_reason, q.worker_id, q.claimed_at, q.serial,
-       q.lease_s
+       q.lease_s, q.total_until
 FROM unnest(@job_ids::uuid[], @scheduled_ats::timestamptz[], @attempts::int[])
          AS e (job_id, scheduled_at, attempt)
 JOIN fencepost.run_queue AS q
@@ -83,26 +88,35 @@ FOR UPDATE OF q SKIP LOCKED;
 -- Moves: T8, T11, T17 put_back (running, retrying -> retrying, queued).
 -- Moves: T9 lose_lease (running -> retrying).
 -- Sends runs back to wait; their rows are locked by this transaction.
-UPDATE fencepost.run_queue AS q
-SET state = b.state::fencepost.run_state,
-    available_at = b.available_at,
-    wait_until = b.available_at + q.queue_timeout_s * interval '1 second',
-    attempt_open = b.attempt_open,
-    lease_until = NULL,
-    failure_count = b.failure_count,
-    lost_lease_count = b.lost_lease_count,
-    snooze_count = b.snooze_count,
-    last_failure = coalesce(b.failure, q.last_failure),
-    failure_code = coalesce(b.failure_code, q.failure_code),
-    progress = coalesce(b.progress, q.progress)
-FROM unnest(@job_ids::uuid[], @scheduled_ats::timestamptz[], @attempts::int[], @states::text[],
-            @available_ats::timestamptz[], @opens::boolean[], @failure_counts::int[],
-            @lost_lease_counts::int[], @snooze_counts::int[], @failures::bytea[],
-            @failure_codes::text[], @progresses::bytea[])
-         AS b (job_id, scheduled_at, attempt, state, available_at, attempt_open, failure_count,
-               lost_lease_count, snooze_count, failure, failure_code, progress)
-WHERE q.job_id = b.job_id AND q.scheduled_at = b.scheduled_at AND q.attempt = b.attempt
-  AND q.attempt_open AND q.state IN ('running', 'retrying');
+WITH waiting AS (
+    UPDATE fencepost.run_queue AS q
+    SET state = b.state::fencepost.run_state,
+        available_at = b.available_at,
+        wait_until = b.available_at + q.queue_timeout_s * interval '1 second',
+        attempt_open = b.attempt_open,
+        lease_until = NULL,
+        failure_count = b.failure_count,
+        lost_lease_count = b.lost_lease_count,
+        snooze_count = b.snooze_count,
+        last_failure = coalesce(b.failure, q.last_failure),
+        failure_code = coalesce(b.failure_code, q.failure_code),
+        progress = coalesce(b.progress, q.progress)
+    FROM unnest(@job_ids::uuid[], @scheduled_ats::timestamptz[], @attempts::int[], @states::text[],
+                @available_ats::timestamptz[], @opens::boolean[], @failure_counts::int[],
+                @lost_lease_counts::int[], @snooze_counts::int[], @failures::bytea[],
+                @failure_codes::text[], @progresses::bytea[])
+             AS b (job_id, scheduled_at, attempt, state, available_at, attempt_open, failure_count,
+                   lost_lease_count, snooze_count, failure, failure_code, progress)
+    WHERE q.job_id = b.job_id AND q.scheduled_at = b.scheduled_at AND q.attempt = b.attempt
+      AND q.attempt_open AND q.state IN ('running', 'retrying')
+    RETURNING q.job_id, q.scheduled_at
+), told AS (
+    INSERT INTO fencepost.run_changes (changed_at, job_ids, scheduled_ats)
+    SELECT @now, array_agg(job_id), array_agg(scheduled_at) FROM waiting
+    WHERE (SELECT s.watched_until > @now FROM fencepost.shard_state AS s)
+    HAVING count(*) > 0
+)
+SELECT job_id, scheduled_at FROM waiting;
 
 -- name: end_runs
 -- Moves: T12, T13, T17 bury (queued, running, retrying -> dead).
@@ -178,6 +192,11 @@ WITH gone AS (
     WHERE state <> 'dead'
       AND (scheduled_at < (SELECT history_from FROM fencepost.shard_state)
            OR scheduled_at >= (SELECT history_until FROM fencepost.shard_state))
+), told AS (
+    INSERT INTO fencepost.run_changes (changed_at, job_ids, scheduled_ats)
+    SELECT @now, array_agg(job_id), array_agg(scheduled_at) FROM gone
+    WHERE (SELECT s.watched_until > @now FROM fencepost.shard_state AS s)
+    HAVING count(*) > 0
 )
 SELECT job_id, scheduled_at, serial FROM gone;
 
@@ -200,7 +219,9 @@ SELECT k.job_id, k.scheduled_at, r.attempt, r.state, r.attempt_open, r.forced, r
        r.cancel_reason, r.cancel_by, r.failure_code
 FROM unnest(@job_ids::uuid[], @scheduled_ats::timestamptz[]) AS k (job_id, scheduled_at)
 CROSS JOIN LATERAL (
-    SELECT q.attempt, q.state, q.attempt_open, false AS forced, q.cancel_requested,
+    SELECT q.attempt, q.state, q.attempt_open,
+           -- Replayed since: its last attempt may be one that the server had ended.
+           coalesce(q.forced_attempt = q.attempt, false) AS forced, q.cancel_requested,
            q.cancel_reason, q.cancel_by, q.failure_code
     FROM fencepost.run_queue AS q
     WHERE q.job_id = k.job_id AND q.scheduled_at = k.scheduled_at
@@ -235,13 +256,20 @@ WITH next AS (
     WHERE (SELECT true FROM fencepost.run_queue AS q
            WHERE q.job_id = j.job_id AND q.state <> 'blocked' AND q.scheduled_at <= @now
            LIMIT 1) IS NOT TRUE
+), promoted AS (
+    UPDATE fencepost.run_queue AS q
+    SET state = 'queued', available_at = greatest(q.available_at, @now),
+        wait_until = greatest(q.available_at, @now) + q.queue_timeout_s * interval '1 second'
+    FROM next AS n
+    WHERE q.job_id = n.job_id AND q.scheduled_at = n.scheduled_at AND q.state = 'blocked'
+    RETURNING q.job_id, q.scheduled_at, q.queue_id, q.kind_id, q.priority
+), told AS (
+    INSERT INTO fencepost.run_changes (changed_at, job_ids, scheduled_ats)
+    SELECT @now, array_agg(job_id), array_agg(scheduled_at) FROM promoted
+    WHERE (SELECT s.watched_until > @now FROM fencepost.shard_state AS s)
+    HAVING count(*) > 0
 )
-UPDATE fencepost.run_queue AS q
-SET state = 'queued', available_at = greatest(q.available_at, @now),
-    wait_until = greatest(q.available_at, @now) + q.queue_timeout_s * interval '1 second'
-FROM next AS n
-WHERE q.job_id = n.job_id AND q.scheduled_at = n.scheduled_at AND q.state = 'blocked'
-RETURNING q.queue_id, q.kind_id, q.priority;
+SELECT queue_id, kind_id, priority FROM promoted;
 
 -- name: lock_jobs_to_promote
 -- Locks the jobs whose blocked runs are to be looked at; others are looked at next time.

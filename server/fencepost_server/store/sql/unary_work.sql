@@ -23,6 +23,6 @@ SELECT kind_id, priority FROM lanes WHERE available_at <= @now LIMIT @lanes_max;
 -- name: lease_target
 -- What decides whether one named live run may be taken.
 SELECT q.state, q.available_at, q.lease_until, q.attempt_open, q.queue_id, q.max_in_flight,
-       q.concurrency_key
+       q.concurrency_key, q.parked
 FROM fencepost.run_queue AS q
 WHERE q.job_id = @job_id AND q.scheduled_at = @scheduled_at;

@@ -59,7 +59,7 @@ async def reset(dsn: str) -> None:
             UPDATE fencepost.queues SET paused = false, has_capped_jobs = false,
                 max_in_flight = NULL, max_in_flight_per_key = NULL, rate_limit = NULL;
             TRUNCATE fencepost.queue_limits;
-            UPDATE fencepost.tenants SET max_in_flight = NULL;
+            UPDATE fencepost.tenants SET max_in_flight = NULL, default_retry_policy = DEFAULT;
             DELETE FROM fencepost.tenants WHERE name <> 'default';
             UPDATE fencepost.shard_state SET tzdata_version = '', watched_until = '-infinity';
             UPDATE fencepost.forecast_state SET count_id = 0, counted_at = NULL, next_at = DEFAULT;

@@ -4,6 +4,8 @@ It belongs to a process of its own: a process that speaks gRPC cannot fork safel
 test does when the time has come.
 """
 
+import os
+import signal
 import socket
 import subprocess
 import sys
@@ -15,14 +17,15 @@ from fencepost_server.dev.postgres import EmbeddedPostgres
 
 
 class OwnPostgres:
-    """Says "start" and "stop" to the keeper, and waits until it is so."""
+    """Says "start", "stop" and "crash" to the keeper, and waits until it is so."""
 
-    def __init__(self, data_dir: Path) -> None:
+    def __init__(self, data_dir: Path, *, durable: bool = False) -> None:
+        """`durable`: what is committed survives a crash."""
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
         self._keeper = subprocess.Popen(
-            [sys.executable, __file__, str(data_dir), str(port)],
+            [sys.executable, __file__, str(data_dir), str(port), str(int(durable))],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -39,6 +42,10 @@ class OwnPostgres:
     def stop(self) -> None:
         """A fast shutdown: connections are cut, data is kept."""
         self._say("stop")
+
+    def crash(self) -> None:
+        """Ends every backend at once, without a checkpoint; the next start recovers."""
+        self._say("crash")
 
     def close(self) -> None:
         """Stop it for good."""
@@ -59,21 +66,23 @@ class OwnPostgres:
 
 
 @contextmanager
-def own_postgres(data_dir: Path) -> Iterator[OwnPostgres]:
+def own_postgres(data_dir: Path, *, durable: bool = False) -> Iterator[OwnPostgres]:
     """Started, and gone afterwards."""
-    postgres = OwnPostgres(data_dir)
+    postgres = OwnPostgres(data_dir, durable=durable)
     try:
         yield postgres
     finally:
         postgres.close()
 
 
-def _keep(data_dir: Path, port: int) -> None:
-    postgres = EmbeddedPostgres(data_dir, durable=False, port=port)
+def _keep(data_dir: Path, port: int, *, durable: bool) -> None:
+    postgres = EmbeddedPostgres(data_dir, durable=durable, port=port)
     was_running = False
     try:
         for word in sys.stdin:
             running = word.strip() == "start"
+            if word.strip() == "crash":
+                os.kill(postgres.pid, signal.SIGQUIT)
             if running != was_running:
                 (postgres.start if running else postgres.stop)()
             was_running = running
@@ -83,4 +92,4 @@ def _keep(data_dir: Path, port: int) -> None:
 
 
 if __name__ == "__main__":
-    _keep(Path(sys.argv[1]), int(sys.argv[2]))
+    _keep(Path(sys.argv[1]), int(sys.argv[2]), durable=sys.argv[3] == "1")

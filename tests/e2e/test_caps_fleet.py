@@ -12,6 +12,10 @@ import asyncpg
 import pytest
 from fencepost_server.clock import SECOND
 
+from tests.checker import invariants
+from tests.checker.history import read_history
+from tests.checker.invariants import Caps
+from tests.checker.recorder import record
 from tests.e2e.fleet import Process, Server, fleet
 from tests.factories import job_spec
 from tests.integration.world import build
@@ -142,8 +146,12 @@ async def _most_seen(dsn: str) -> dict[str, int]:
 
 
 async def test_the_cap_of_a_tenant_over_four_servers(database_url: str) -> None:
+    await record(database_url)
     await _prepare(database_url, "UPDATE fencepost.tenants SET max_in_flight = 5", ("steady", {}))
     sampled = await _work_off(database_url)
+    history = await read_history(database_url)
+    assert invariants.always(history) == []
+    assert invariants.caps_hold(history, Caps(tenants={1: 5})) == []
     seen = await _most_seen(database_url)
     used = sampled.used("tenant 1", 5)
     print(f"{sampled.samples['tenant 1']} samples, {used:.0%} of the cap used on average")
@@ -153,6 +161,7 @@ async def test_the_cap_of_a_tenant_over_four_servers(database_url: str) -> None:
 
 
 async def test_caps_of_jobs_and_keys_in_one_queue_over_four_servers(database_url: str) -> None:
+    await record(database_url)
     narrow, _keyed = await _prepare(
         database_url,
         "UPDATE fencepost.queues SET max_in_flight_per_key = 2",
@@ -160,6 +169,9 @@ async def test_caps_of_jobs_and_keys_in_one_queue_over_four_servers(database_url
         ("keyed", {}),
     )
     sampled = await _work_off(database_url)
+    history = await read_history(database_url)
+    assert invariants.always(history) == []
+    assert invariants.caps_hold(history, Caps(jobs={narrow: 3}, keys_of_queues={1: 2})) == []
     seen = await _most_seen(database_url)
     for most in (sampled.most, seen):
         assert most[f"job {narrow}"] == 3

@@ -53,7 +53,9 @@ _UNDER_LOCK = frozenset(
 )
 # For a thorough run by hand: these take turns, too.
 _EVERY_STATEMENT = bool(os.environ.get("FENCEPOST_EVERY_STATEMENT"))
-_ORDERS_MAX = 50_000 if _EVERY_STATEMENT else 1000
+# Likewise: orders that are only sampled otherwise are carried out one and all.
+_ALL_ORDERS = bool(os.environ.get("FENCEPOST_ALL_ORDERS"))
+_ORDERS_MAX = 50_000 if _EVERY_STATEMENT or _ALL_ORDERS else 1000
 # How long a statement may be quiet before Postgres is asked whether it waits for a lock.
 _QUIET_S = 0.004
 _STATEMENT_TIMEOUT_US = 15_000_000
@@ -214,7 +216,7 @@ class Interleavings:
         for actor in actors:
             actor.gate.moved = self._moved
         self._actors = actors
-        if sample is not None and only is None:
+        if sample is not None and only is None and not _ALL_ORDERS:
             return await self._sample(stage, sample)
         choices: list[_Choice] = []
         orders = 0

@@ -12,6 +12,9 @@ import asyncpg
 import pytest
 from fencepost.v1 import run_service_pb2
 
+from tests.checker import invariants
+from tests.checker.history import read_history
+from tests.checker.recorder import record
 from tests.integration.outbox_app import (
     App,
     an_app,
@@ -123,6 +126,7 @@ async def test_two_relays_share_an_outbox_and_kills_double_nothing(
                 if enough.is_set():
                     return
 
+    await record(database_url)
     async with running(database_url) as server, an_app(empty_database_url) as app:
         await server.make_job("mail")
 
@@ -150,6 +154,7 @@ async def test_two_relays_share_an_outbox_and_kills_double_nothing(
             await app.until_empty()
         found = await server.query("SELECT labels->>'n' FROM fencepost.run_queue")
     assert sorted(int(row[0]) for row in found) == sorted(committed)
+    assert invariants.always(await read_history(database_url)) == []
     assert len(committed) >= 150
 
 

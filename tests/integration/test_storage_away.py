@@ -21,6 +21,9 @@ from google.protobuf.duration_pb2 import Duration
 from google.rpc import error_details_pb2, status_pb2
 from grpc_health.v1 import health_pb2
 
+from tests.checker import invariants
+from tests.checker.history import read_history
+from tests.checker.recorder import record
 from tests.integration.own_postgres import OwnPostgres, own_postgres
 from tests.integration.running_server import (
     QUEUE,
@@ -112,6 +115,7 @@ async def health_is(server: RunningServer, status: int) -> None:
 
 async def test_everything_comes_back_by_itself(storage: OwnPostgres) -> None:
     dsn = storage.dsn
+    await record(dsn)
     async with running(dsn, claim_poll_s=20) as server, running(dsn) as other:
         await server.make_job()
         often = schedule_pb2.Schedule(
@@ -177,6 +181,7 @@ async def test_everything_comes_back_by_itself(storage: OwnPostgres) -> None:
             keys = await other.enqueue(1)
             (hinted,) = await asyncio.wait_for(session.runs(1), 10)
             assert key_of(hinted.run) == keys[0]
+    assert invariants.always(await read_history(dsn)) == []
 
 
 async def test_a_server_leaves_while_its_storage_is_away(storage: OwnPostgres) -> None:

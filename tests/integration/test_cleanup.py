@@ -85,24 +85,6 @@ async def test_strays_and_given_up_dead_letters_go_with_history(
     assert await count(world, "dead_letters", "discarded_at IS NULL") == 1, "never pruned"
 
 
-async def test_places_in_catch_up_go_when_they_lie_behind(world: World, cleaner: Cleanup) -> None:
-    async def set_places(late: Instant, missed: Instant) -> None:
-        await world.query(
-            "INSERT INTO fencepost.catch_up_cursors "
-            "SELECT tenant_id, $1, $2 FROM fencepost.tenants "
-            "ON CONFLICT (tenant_id) DO UPDATE SET late_free_at = $1, missed_free_at = $2",
-            to_datetime(late),
-            to_datetime(missed),
-        )
-
-    await set_places(NOON - 2 * DAY, NOON + HOUR)
-    await prune(cleaner)
-    assert await count(world, "catch_up_cursors") == 1
-    await set_places(NOON - 2 * DAY, NOON - 2 * DAY)
-    await prune(cleaner)
-    assert await count(world, "catch_up_cursors") == 0
-
-
 async def test_a_pass_is_bounded_and_the_next_one_goes_on(
     world: World, cleaner: Cleanup, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -47,7 +47,6 @@ class Cleanup:
             "prune_claim_requests": {"now": now},
             "prune_operations": {"before": now - OPERATION_KEPT},
             "prune_workers": {"before": now - WORKER_KEPT},
-            "prune_catch_up_cursors": {"before": now - DAY},
         }
         for name, values in bounds.items():
             for _ in range(STATEMENTS_PER_PASS):

@@ -3,6 +3,7 @@ lock, that also stores how far it came. Any server takes the next one.
 """
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -32,7 +33,7 @@ class Hints:
     affected: set[Affected] = field(default_factory=set)
 
 
-class OperationSteps:
+class OperationSteps(ABC):
     """Run `run` until it is cancelled. `lease` locks one operation that is due for a step."""
 
     def __init__(self, *, database: Database, clock: Clock, wake: Wake, lease: Statement) -> None:
@@ -85,6 +86,6 @@ class OperationSteps:
         self._wake.attempts(hints.affected)
         return True
 
+    @abstractmethod
     async def _take(self, connection: Connection, row: Row, *, now: Instant) -> Hints:
         """One step of a locked operation, whose progress it stores."""
-        raise NotImplementedError

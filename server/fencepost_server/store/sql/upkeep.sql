@@ -167,14 +167,6 @@ WHERE d.ctid = ANY (ARRAY(SELECT x.ctid FROM fencepost.dead_letters AS x
                           WHERE x.discarded_at < @before ORDER BY x.discarded_at LIMIT @rows_max
                           FOR UPDATE SKIP LOCKED));
 
--- name: prune_catch_up_cursors
--- Places given out that lie behind: the next late fire begins at its own instant anyway.
-DELETE FROM fencepost.catch_up_cursors AS c
-WHERE c.ctid = ANY (ARRAY(SELECT x.ctid FROM fencepost.catch_up_cursors AS x
-                          WHERE x.missed_free_at < @before AND x.late_free_at < @before
-                          LIMIT @rows_max
-                          FOR UPDATE SKIP LOCKED));
-
 -- name: prune_versions
 -- Versions that were replaced before an instant. Those that a live run, a dead letter or a
 -- running backfill names stay, and are looked at again when @again is as old; so the oldest of

@@ -1,134 +1,131 @@
-"""Fires per second: jobs that are all due at one instant, fired by one scheduler, against the
-same inserts and updates in bare SQL.
+"""Fires per second: jobs that are all due at one instant, fired by one or two server processes,
+against the same inserts and updates in bare SQL in the same round.
 
-Usage: python -m benchmarks.firing [--jobs 300000] [--rounds 3]
+The servers are there before the instant; the time counts from it to the moment that another
+connection sees every run. Usage: python -m benchmarks.firing [--jobs 3000000] [--rounds 5]
+[--schedulers 2] [--jobs-table 10000000] [--setting FIRE_BATCH_MAX=4000]
 """
 
 import argparse
 import asyncio
 import time
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
 
 import asyncpg
 import uvloop
-from fencepost_server.cluster.ownership import AllPartitions
-from fencepost_server.engine.firing import Scheduler
-from fencepost_server.engine.wake import Wakes
-from fencepost_server.store.database import Database
-from fencepost_server.store.statements import load
 
-from benchmarks.setting import fresh_database, median, postgres
+from benchmarks import floor
+from benchmarks.measure import Cost, Meter, copy_database, postmaster_of
+from benchmarks.setting import median, postgres, server
 
-RULES = 100
+_FULL, _COPY = "fencepost_bench_firing_full", "fencepost_bench_firing"
+# How long before the instant the servers are started.
+_LEAD_S = 10.0
+_POLL_S = 0.02
 
-_FILL = """
-INSERT INTO fencepost.kinds (name) VALUES ('noop');
-INSERT INTO fencepost.schedules (rule_hash, rule)
-SELECT sha256(i::text::bytea),
-       jsonb_build_object('cron', jsonb_build_object('expressions', jsonb_build_array('0 0 1 1 *'),
-                          'time_zone', 'UTC', 'dst_gap', 1, 'dst_fold', 1))
-FROM generate_series(1, {rules}) AS i;
-INSERT INTO fencepost.job_schedules
-    (job_id, next_run_at, tenant_id, queue_id, kind_id, version, schedule_id, partition_id)
-SELECT (lpad(to_hex(i), 12, '0') || '7' || substr(md5(i::text), 1, 17)
-        || lpad(to_hex((i * 7919) % 256), 2, '0'))::uuid,
-       date_trunc('minute', fencepost.clock()), 1, 1, 1, 1, 1 + i % {rules}, (i * 7919) % 256
-FROM generate_series(1::bigint, {jobs}) AS i;
--- Schedulers have been there all the time: what is due is our own backlog, and no outage.
-UPDATE fencepost.firing_state
-SET fired_at = fencepost.clock(), firing_since = fencepost.clock() - interval '{up}';
+# The clock of the database, so that the instant is so many seconds ahead.
+_SET_CLOCK = """
+CREATE OR REPLACE FUNCTION fencepost.clock() RETURNS timestamptz LANGUAGE sql VOLATILE AS
+$$ SELECT clock_timestamp() + interval '{seconds} seconds' $$
 """
-
-# The least that firing has to write, partition by partition: advance the row, insert the run.
-_FLOOR = """
-WITH fired AS (
-    UPDATE fencepost.job_schedules AS s
-    SET last_scheduled_at = s.next_run_at, next_run_at = s.next_run_at + interval '1 hour',
-        fire_count = s.fire_count + 1
-    WHERE s.partition_id = $1 AND s.next_run_at <= fencepost.clock()
-    RETURNING s.job_id, s.last_scheduled_at
+_SECONDS_LEFT = "SELECT extract(epoch FROM $1 - fencepost.clock())::float8"
+_IS_ANY_DUE = """
+SELECT EXISTS (
+    SELECT FROM generate_series(0, 255) AS p (partition_id)
+    CROSS JOIN LATERAL (
+        SELECT FROM fencepost.job_schedules AS s
+        WHERE s.partition_id = p.partition_id::smallint
+          AND s.next_run_at IS NOT NULL AND NOT s.paused AND s.next_run_at <= $1
+        LIMIT 1
+    ) AS d
 )
-INSERT INTO fencepost.run_queue
-    (job_id, scheduled_at, available_at, created_at, tenant_id, queue_id, kind_id, version, state,
-     origin, priority, lease_s, cancel_grace_s, attempt_timeout_s)
-SELECT job_id, last_scheduled_at, last_scheduled_at, fencepost.clock(), 1, 1, 1, 1, 'queued',
-       'schedule', 0, 30, 30, 3600
-FROM fired
 """
 
 
-async def _filled(dsn: str, jobs: int, *, up: str = "1 day") -> str:
-    url = await fresh_database(dsn, "fencepost_bench_firing")
-    connection = await asyncpg.connect(url)
+async def product(
+    url: str, *, jobs: int, schedulers: int = 1, settings: Sequence[str] = ()
+) -> Cost:
+    """What a fire costs when `jobs` are due at once; `url` is of a database of `floor.fill`."""
+    probe = await floor.connect(url)
+    environment = dict(f"FENCEPOST_{setting}".split("=", 1) for setting in settings)
     try:
-        await connection.execute(_FILL.format(rules=RULES, jobs=jobs, up=up))
-        await connection.execute("VACUUM ANALYZE fencepost.job_schedules")
-        await connection.execute("CHECKPOINT")
+        await probe.execute("CHECKPOINT")
+        ahead = floor.DUE.timestamp() - time.time() - _LEAD_S
+        await probe.execute(_SET_CLOCK.format(seconds=ahead))
+        async with AsyncExitStack() as stack:
+            pids: dict[str, int] = {}
+            for number in range(1, schedulers + 1):
+                _, pid = await stack.enter_async_context(server(url, **environment))
+                pids[f"server {number}"] = pid
+            meter = Meter(probe, await postmaster_of(probe), pids)
+            left = await probe.fetchval(_SECONDS_LEFT, floor.DUE)
+            if left < 0:
+                raise RuntimeError("the servers took longer to start than there was time")
+            await asyncio.sleep(left)
+            before = await meter.read()
+            while await probe.fetchval(_IS_ANY_DUE, floor.DUE):
+                await asyncio.sleep(_POLL_S)
+            after = await meter.read()
+        made = await probe.fetchval("SELECT count(*) FROM fencepost.run_queue")
+        assert made == jobs, f"{jobs} due, {made} runs"
+        return await meter.cost(before, after, runs=jobs, seconds=after.at - before.at)
     finally:
-        await connection.close()
-    return url
+        await probe.close()
 
 
-async def _product(url: str, jobs: int) -> tuple[float, float]:
-    """Fires per second, and WAL bytes per fire."""
+async def _sizes(url: str) -> str:
     probe = await asyncpg.connect(url)
-    async with Database(url, hot_size=4, requests_size=2) as database:
-        await database.sample_clock(load("upkeep")["clock"])
-        scheduler = Scheduler(
-            database=database,
-            clock=database.clock,
-            ownership=AllPartitions(),
-            wake=Wakes(),
-            batch_max=2000,
-            concurrency=2,
-            parks=True,
+    try:
+        rows = await probe.fetch(
+            "SELECT relname, pg_relation_size(oid) / 1048576 AS mib FROM pg_class "
+            "WHERE relname ~ '^(job_schedules|run_queue)' AND pg_relation_size(oid) >= 1048576 "
+            "ORDER BY relname"
         )
-        before = await probe.fetchval("SELECT pg_current_wal_lsn()")
-        started = time.perf_counter()
-        fired = await scheduler.fire_due()
-        seconds = time.perf_counter() - started
-        written = await probe.fetchval("SELECT pg_current_wal_lsn() - $1::pg_lsn", before)
-    made = await probe.fetchval("SELECT count(*) FROM fencepost.run_queue")
-    await probe.close()
-    assert fired == made == jobs, f"{jobs} due, {fired} fired, {made} runs"
-    return jobs / seconds, float(written) / jobs
-
-
-async def _floor(url: str, jobs: int) -> float:
-    """Fires per second of two connections that take turns over the partitions."""
-    partitions = iter(range(256))
-
-    async def work() -> None:
-        connection = await asyncpg.connect(url)
-        for partition in partitions:
-            await connection.execute(_FLOOR, partition)
-        await connection.close()
-
-    started = time.perf_counter()
-    await asyncio.gather(work(), work())
-    return jobs / (time.perf_counter() - started)
+    finally:
+        await probe.close()
+    return ", ".join(f"{row['relname']} {row['mib']} MiB" for row in rows)
 
 
 async def main() -> None:
     """Interleaved rounds, then medians and their ratio."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--jobs", type=int, default=300_000)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--jobs", type=int, default=300_000, help="due at one instant")
+    parser.add_argument("--jobs-table", type=int, help="in the table; the others are not due")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--schedulers", type=int, choices=(1, 2), default=1)
+    parser.add_argument("--setting", action="append", default=[], help="NAME=VALUE of the servers")
     options = parser.parse_args()
-    rates: list[float] = []
-    floors: list[float] = []
-    with postgres() as dsn:
+    jobs: int = options.jobs
+    ours: list[Cost] = []
+    bare: list[Cost] = []
+    with postgres(floor.SETTINGS) as dsn:
+        started = time.perf_counter()
+        table = options.jobs_table or jobs
+        full = await floor.fill(dsn, _FULL, jobs=jobs, table=table)
+        print(f"filled with {table:,} jobs in {time.perf_counter() - started:.0f} s")
+        print(await _sizes(full), flush=True)
         for number in range(1, options.rounds + 1):
-            rate, wal = await _product(await _filled(dsn, options.jobs), options.jobs)
-            floor = await _floor(await _filled(dsn, options.jobs), options.jobs)
-            rates.append(rate)
-            floors.append(floor)
-            print(
-                f"round {number}: {rate:,.0f} fires/s, {wal:,.0f} WAL bytes/fire; "
-                f"bare SQL {floor:,.0f}/s; ratio {rate / floor:.2f}"
+            url = await copy_database(dsn, _FULL, _COPY)
+            ours.append(
+                await product(
+                    url, jobs=jobs, schedulers=options.schedulers, settings=options.setting
+                )
             )
+            used = sum(cpu for name, cpu in ours[-1].cpu_us.items() if name != "postgres")
+            print(f"round {number}: {floor.told(ours[-1])}, servers {used:.1f} us", flush=True)
+            if number == 1:
+                print(await _sizes(url))
+            url = await copy_database(dsn, _FULL, _COPY)
+            bare.append(await floor.measured(url, jobs, floor.fire))
+            print(f"round {number}: bare SQL {floor.told(bare[-1])}", flush=True)
     print(
-        f"firing, {options.jobs:,} due: median {median(rates):,.0f} fires/s, "
-        f"{median([r / f for r, f in zip(rates, floors, strict=True)]):.2f} of bare SQL"
+        f"firing, {jobs:,} due of {table:,}, {options.schedulers} process(es): "
+        f"{median([cost.rate for cost in ours]):,.0f} fires/s, "
+        f"{median([o.rate / b.rate for o, b in zip(ours, bare, strict=True)]):.2f} of bare SQL "
+        f"({median([cost.rate for cost in bare]):,.0f}/s); "
+        f"WAL {median([cost.wal for cost in ours]):,.0f} B a fire and "
+        f"{median([cost.page_images for cost in ours]):,.0f} B of page images"
     )
 
 

@@ -11,6 +11,7 @@ import asyncio
 import multiprocessing
 import resource
 import time
+from collections.abc import Callable
 from multiprocessing.connection import Connection as Pipe
 
 from fencepost import Client, Worker
@@ -53,13 +54,24 @@ async def _serve(pipe: Pipe, runs: int) -> None:
         pipe.send(session.completion_messages)
 
 
-async def _work(address: str, pipe: Pipe, slots: int) -> tuple[float, float]:
+async def _returns() -> None:
+    return None
+
+
+async def _waits() -> None:
+    await asyncio.sleep(0)
+
+
+def _sync() -> None:
+    return None
+
+
+_HANDLERS: dict[str, Callable[[], object]] = {"returns": _returns, "waits": _waits, "sync": _sync}
+
+
+async def _work(address: str, pipe: Pipe, slots: int, handler: str) -> tuple[float, float]:
     worker = Worker(Client(address), slots=slots, grace=5)
-
-    @worker.handler("noop")
-    async def noop() -> None:
-        return None
-
+    worker.handler("noop")(_HANDLERS[handler])
     work = asyncio.create_task(worker.run_async())
     before = _cpu()
     seconds: float = await asyncio.to_thread(pipe.recv)
@@ -75,24 +87,30 @@ def _cpu() -> float:
 
 
 def main() -> None:
-    """Prints one line per number of slots."""
+    """Prints one line per handler and number of slots."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=60_000)
     parser.add_argument("--slots", type=int, nargs="*", default=[10, 100, 500])
+    parser.add_argument("--handlers", choices=_HANDLERS, nargs="*", default=list(_HANDLERS))
     options = parser.parse_args()
-    for slots in options.slots:
-        here, there = multiprocessing.Pipe()
-        context = multiprocessing.get_context("spawn")
-        process = context.Process(target=serve, args=(there, options.runs))
-        process.start()
-        seconds, cpu = asyncio.run(_work(here.recv(), here, slots))
-        messages = here.recv()
-        process.join()
-        print(
-            f"slots {slots:4}: {options.runs / seconds:8.0f} runs/s,"
-            f" {options.runs / cpu:8.0f} runs per second of worker CPU,"
-            f" {options.runs / messages:5.1f} completions per message"
-        )
+    for handler in options.handlers:
+        for slots in options.slots:
+            _measure(handler, slots, options.runs)
+
+
+def _measure(handler: str, slots: int, runs: int) -> None:
+    here, there = multiprocessing.Pipe()
+    process = multiprocessing.get_context("spawn").Process(target=serve, args=(there, runs))
+    process.start()
+    seconds, cpu = asyncio.run(_work(here.recv(), here, slots, handler))
+    messages = here.recv()
+    process.join()
+    print(
+        f"{handler:7} slots {slots:4}: {runs / seconds:8,.0f} runs/s,"
+        f" {cpu / runs * 1e6:5.1f} µs CPU of the worker per run,"
+        f" {runs / messages:5.1f} completions per message",
+        flush=True,
+    )
 
 
 if __name__ == "__main__":

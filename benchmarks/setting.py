@@ -8,7 +8,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -19,15 +19,31 @@ from fencepost_server.store.migrate import migrate
 
 
 @contextmanager
-def postgres() -> Any:
-    """A fresh cluster with fsync and synchronous_commit on; the connection string."""
-    folder = Path(tempfile.mkdtemp(prefix="fencepost-bench-"))
+def postgres(settings: Mapping[str, str] | None = None) -> Any:
+    """A cluster with fsync and synchronous_commit on; the connection string.
+
+    A fresh one, unless FENCEPOST_BENCH_DATA names a folder: its data stays there, and large
+    tables that one benchmark has filled are found by the next. `settings` are of Postgres.
+    """
+    kept = os.environ.get("FENCEPOST_BENCH_DATA")
+    folder = Path(kept or tempfile.mkdtemp(prefix="fencepost-bench-"))
+    folder.mkdir(parents=True, exist_ok=True)
     folder.chmod(0o711)
     try:
         with EmbeddedPostgres(folder, durable=True) as running:
+            configuration = folder / "pgdata" / "postgresql.auto.conf"
+            lines = configuration.read_text().splitlines()
+            present = dict(line.split(" = ", 1) for line in lines if " = " in line)
+            wanted = {name: f"'{value}'" for name, value in (settings or {}).items()}
+            if wanted.items() - present.items():
+                running.stop()
+                with configuration.open("a") as file:
+                    file.writelines(f"{name} = {value}\n" for name, value in wanted.items())
+                running.start()
             yield running.dsn
     finally:
-        shutil.rmtree(folder)
+        if not kept:
+            shutil.rmtree(folder)
 
 
 async def fresh_database(dsn: str, name: str) -> str:

@@ -160,3 +160,14 @@ def _with_functions(sql: str) -> str:
                 seen.add(name)
                 texts.append(_functions()[name])
     return "\n".join(texts)
+
+
+def test_a_run_enqueued_alone_is_made_queued_or_running_and_nothing_else() -> None:
+    text = "\n".join(path.read_text() for path in MIGRATIONS)
+    function = text[text.rindex("FUNCTION fencepost.enqueue_run(") :]
+    body = function[: function.index("END $$;")]
+    assert re.findall(r"THEN '(\w+)' ELSE '(\w+)' END::fencepost\.run_state", body) == [
+        ("running", "queued")
+    ]
+    writers = re.findall(r"(?:INSERT INTO|DELETE FROM|UPDATE) fencepost\.(\w+)", body)
+    assert writers == ["run_keys", "run_queue", "run_changes", "requests"]

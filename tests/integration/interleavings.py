@@ -18,14 +18,18 @@ from fencepost_server.store.database import Connection, Pool, Row
 from fencepost_server.store.statements import Statement
 
 # Reads of what no actor changes. They happen in the turn before: turns of their own would
-# only multiply orders that mean the same.
+# only multiply orders that mean the same. So do settings, and what the reaper finds but judges
+# again when it has locked it: of that the look over all open attempts takes turns.
 _CONSTANT = frozenset(
     {
+        "find_attempts_out_of_time",
         "find_kinds",
+        "find_named_queues",
         "find_queues",
         "find_tenant",
         "intern_kinds",
         "intern_schedules",
+        "read_by_pages",
         "schedule_rules",
         "tenant_defaults",
         "versions_of_runs",

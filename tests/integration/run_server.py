@@ -25,11 +25,13 @@ from fencepost_server.api.fire_calls import FireCalls
 from fencepost_server.api.jobs import JobServicer
 from fencepost_server.api.operation_calls import OperationCalls
 from fencepost_server.api.page_tokens import PageTokens
+from fencepost_server.api.plain_batch import PlainBatchCalls
 from fencepost_server.api.runs import RunServicer
 from fencepost_server.api.status import StatusInterceptor
 from fencepost_server.api.unary_calls import UnaryCalls
 from fencepost_server.api.watch_calls import WatchCalls
-from fencepost_server.api.wire_worker import Assignments
+from fencepost_server.api.wire_assignment import Assignments
+from fencepost_server.api.wire_run import read_remembered, write_enqueued, write_remembered
 from fencepost_server.clock import MILLISECOND, SECOND, Instant
 from fencepost_server.engine.backfill import Operations
 from fencepost_server.engine.bulk import BulkUpdates
@@ -39,11 +41,14 @@ from fencepost_server.engine.dispatcher import Dispatcher
 from fencepost_server.engine.end_waits import EndWaits
 from fencepost_server.engine.enqueue import Enqueues
 from fencepost_server.engine.explain_run import RunExplanations
+from fencepost_server.engine.handout import HandOuts
 from fencepost_server.engine.jobs import Jobs
 from fencepost_server.engine.ledger import Ledger
 from fencepost_server.engine.lifecycle import Lifecycle
+from fencepost_server.engine.plain_enqueue import PlainEnqueues
 from fencepost_server.engine.retention import Retention
 from fencepost_server.engine.run_reads import RunReads
+from fencepost_server.engine.single_enqueue import Answers, SingleEnqueues
 from fencepost_server.engine.specs import SpecCache
 from fencepost_server.engine.unary_work import UnaryWork
 from fencepost_server.engine.wake import Wakes
@@ -180,8 +185,21 @@ async def serving(dsn: str) -> AsyncIterator[RunServer]:
         watches, waits = Watches(database=database, clock=database.clock), EndWaits()
         lifecycle.changed += [waits.ended, lambda keys: watches.hint()]
         reads = RunReads(database=database, catalogue=catalogue, wake=wakes, waits=waits)
+        enqueues = Enqueues(database=database, catalogue=catalogue, specs=specs, wake=wakes)
+        handouts = HandOuts(dispatcher=dispatcher, claimer=claimer)
         servicer = RunServicer(
-            enqueues=Enqueues(database=database, catalogue=catalogue, specs=specs, wake=wakes),
+            enqueues=enqueues,
+            singles=SingleEnqueues(
+                database=database,
+                catalogue=catalogue,
+                specs=specs,
+                wake=wakes,
+                handouts=handouts,
+                enqueues=enqueues,
+                answers=Answers(
+                    encode=write_enqueued, remember=write_remembered, recall=read_remembered
+                ),
+            ),
             reads=reads,
             unary=UnaryCalls(
                 work=work,
@@ -229,6 +247,10 @@ async def serving(dsn: str) -> AsyncIterator[RunServer]:
             server,
         )
         run_service_pb2_grpc.add_RunServiceServicer_to_server(servicer, server)
+        PlainBatchCalls(
+            enqueues=PlainEnqueues(database=database, catalogue=catalogue, specs=specs, wake=wakes),
+            otherwise=servicer.BatchEnqueueRuns,
+        ).add_to_server(server)
         port = server.add_insecure_port("127.0.0.1:0")
         await server.start()
         loops = [asyncio.create_task(each.run()) for each in (lifecycle, dispatcher, watches)]

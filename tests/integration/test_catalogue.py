@@ -1,15 +1,18 @@
 """Names become ids once, whoever asks first, and no process remembers without bound."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
 
+import asyncpg
 import pytest
 from fencepost_server.clock import SECOND
 from fencepost_server.errors import QueueNotFound, RequestIdReused, TenantNotFound
 from fencepost_server.store import requests
 from fencepost_server.store.catalogue import Catalogue, Remembered
-from fencepost_server.store.database import Database
+from fencepost_server.store.database import Connection, Database, Row
 from fencepost_server.store.requests import RequestKey, RequestScope
+from fencepost_server.store.statements import Statement
 
 NOW = 1_796_000_000 * SECOND
 SCOPE = RequestScope(tenant_id=1, method="CreateJob")
@@ -70,6 +73,49 @@ async def test_names_that_nobody_has_are_not_found(database: Database) -> None:
     with pytest.raises(QueueNotFound):
         await catalogue.queue_id("default", "none")
     assert await catalogue.find_queue_ids(tenant_id, ["default", "none"]) == {"default": queue_id}
+
+
+async def test_queues_of_many_tenants_are_found_with_one_look(
+    database_url: str, database: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [(f"tenant-{n % 5}", f"queue-{n}") for n in range(50)]
+    raw = await asyncpg.connect(database_url)
+    await raw.execute(
+        "INSERT INTO fencepost.tenants (name, created_at, updated_at) "
+        "SELECT 'tenant-' || n, now(), now() FROM generate_series(0, 4) AS n"
+    )
+    await raw.execute(
+        "INSERT INTO fencepost.queues (tenant_id, name, created_at, updated_at) "
+        "SELECT t.tenant_id, 'queue-' || n, now(), now() FROM generate_series(0, 49) AS n "
+        "JOIN fencepost.tenants AS t ON t.name = 'tenant-' || n % 5"
+    )
+    sent: list[str] = []
+    fetch = Connection.fetch
+
+    async def counting(
+        connection: Connection, statement: Statement, **values: Any
+    ) -> Sequence[Row]:
+        sent.append(statement.name)
+        return await fetch(connection, statement, **values)
+
+    monkeypatch.setattr(Connection, "fetch", counting)
+    catalogue = Catalogue(pool=database.requests)
+    found = await catalogue.queues([*names, *names[:3]])
+    assert await catalogue.queues(names) == found
+    assert sent == ["find_named_queues"]
+    assert found.keys() == set(names)
+    rows = await raw.fetch(
+        "SELECT t.name AS tenant, q.name, q.tenant_id, q.queue_id FROM fencepost.queues AS q "
+        "JOIN fencepost.tenants AS t USING (tenant_id) WHERE q.name LIKE 'queue-%'"
+    )
+    await raw.close()
+    assert found == {(row[0], row[1]): (row[2], row[3]) for row in rows}
+    # One of them alone, and what another tenant has.
+    assert await catalogue.queue_id(*names[7]) == found[names[7]][1]
+    with pytest.raises(QueueNotFound, match="queue-1"):
+        await catalogue.queues([names[0], ("tenant-0", "queue-1"), ("none", "default")])
+    with pytest.raises(TenantNotFound, match="none"):
+        await catalogue.queues([names[0], ("none", "default"), ("tenant-0", "queue-1")])
 
 
 async def test_a_rolled_back_call_leaves_no_memory(database: Database) -> None:

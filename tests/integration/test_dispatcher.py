@@ -2,12 +2,22 @@
 
 import asyncio
 
+import pytest
 from fencepost_server.clock import HOUR, MINUTE, SECOND
 from fencepost_server.domain.run import Lane
+from fencepost_server.store.statements import Statement
 
 from tests.factories import NOON, job_spec
 from tests.integration.takers import drain, make_dispatcher, make_taker, running
 from tests.integration.world import World
+
+# What is claimed next, of whatever lane.
+_HOLD = Statement(
+    name="hold",
+    text="SELECT job_id FROM fencepost.run_queue WHERE state = 'queued' "
+    "ORDER BY available_at - priority * interval '1 minute' LIMIT $1 FOR UPDATE",
+    parameters=("held",),
+)
 
 
 async def test_no_more_is_claimed_than_there_is_credit_for(world: World) -> None:
@@ -31,6 +41,33 @@ async def test_runs_are_dealt_round_robin(world: World) -> None:
     for taker in takers:
         rows = [await world.live(run.key) for run in taker.taken]
         assert {str(row["worker_id"]) for row in rows} == {taker.worker_id}
+
+
+async def test_a_backlog_goes_out_in_whole_messages_and_little_work_to_all(world: World) -> None:
+    job = await world.add_job()
+    await world.enqueue(job, 1600)
+    dispatcher = make_dispatcher(world, batch_max=100)
+    takers = [await make_taker(world) for _ in range(40)]
+    for taker in takers:
+        dispatcher.subscribe(taker)
+    await dispatcher.scan()
+    gained: list[list[int]] = []
+    for _ in range(16):
+        for taker in takers:
+            taker.credits = 20
+        assert await dispatcher.dispatch() == 100
+        gained.append([20 - taker.credits for taker in takers])
+    assert set(gained[0]) == {2, 3}
+    for each in gained[-8:]:
+        assert sorted(each) == [0] * 35 + [20] * 5
+    assert [sum(each) for each in zip(*gained[-8:], strict=True)] == [20] * 40
+    assert await drain(dispatcher) == 0
+    for taker in takers:
+        taker.credits = 20
+    await world.move(SECOND)
+    await world.enqueue(job, 40)
+    assert await drain(dispatcher) == 40
+    assert [taker.credits for taker in takers] == [19] * 40
 
 
 async def test_a_worker_gets_only_the_kinds_and_queues_it_asked_for(world: World) -> None:
@@ -60,6 +97,63 @@ async def test_the_backlog_of_a_kind_is_served_although_another_kind_was_drained
     second = await make_taker(world, kind="old")
     dispatcher.subscribe(second)
     assert await drain(dispatcher) == 40
+
+
+async def _lanes_with_a_backlog(world: World, runs: int) -> None:
+    """So many runs of each of three kinds, of different priorities and at different times."""
+    for n, priority in ((0, 0), (1, 1), (2, 3)):
+        job = await world.add_job(f"job-{n}", job_spec(kind=f"kind-{n}"))
+        for late in range(0, runs, 10):
+            at = world.now - HOUR + late * 3 * SECOND
+            await world.enqueue(job, 10, at=at, priority=priority)
+    await world.query("UPDATE fencepost.run_queue SET available_at = scheduled_at")
+
+
+async def test_of_lanes_with_a_backlog_no_more_runs_are_locked_than_are_taken(
+    world: World,
+) -> None:
+    await _lanes_with_a_backlog(world, 200)
+    dispatcher = make_dispatcher(world, batch_max=50)
+    taker = await make_taker(world)
+    dispatcher.subscribe(taker)
+    await dispatcher.scan()
+    locked = "SELECT count(*) FROM fencepost.run_queue WHERE state = 'queued' AND xmax <> 0"
+    assert await dispatcher.dispatch() == 50
+    before = await world.value(locked)
+    assert before > 0
+    for _ in range(5):
+        assert await dispatcher.dispatch() == 50
+        assert await world.value(locked) <= before
+    ranks = await world.query(
+        "SELECT claimed_at, state, available_at - priority * interval '1 minute' AS rank "
+        "FROM fencepost.run_queue"
+    )
+    taken = [row["rank"] for row in ranks if row["state"] == "running"]
+    left = [row["rank"] for row in ranks if row["state"] == "queued"]
+    assert (len(taken), len(left)) == (300, 300)
+    assert max(taken) <= min(left)
+    assert await drain(dispatcher) == 300
+
+
+@pytest.mark.parametrize("held", [50, 80, 400])
+async def test_runs_that_others_hold_end_no_backlog_of_several_lanes(
+    world: World, held: int
+) -> None:
+    await _lanes_with_a_backlog(world, 200)
+    dispatcher = make_dispatcher(world, batch_max=50)
+    taker = await make_taker(world)
+    dispatcher.subscribe(taker)
+    await dispatcher.scan()
+    for _ in range(2):
+        assert await dispatcher.dispatch() == 50
+    async with world.database.requests.transaction() as other:
+        locked = await other.fetch(_HOLD, held=held)
+        assert len(locked) == held
+        while await dispatcher.dispatch():
+            pass
+    assert len(taker.taken) == 600 - held
+    # The next look finds what was passed over, however old it is.
+    assert await drain(dispatcher) == held
 
 
 async def test_of_two_queues_with_work_each_gets_its_share_of_a_shared_worker(
@@ -183,3 +277,41 @@ async def test_a_run_is_handed_out_when_its_backoff_is_over(world: World) -> Non
     assert await drain(dispatcher) == 0
     await world.move(MINUTE)
     assert await dispatcher.dispatch() == 1
+
+
+async def test_idle_queues_are_read_in_turn_and_those_that_hold_runs_each_time(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fencepost_server.engine.dispatcher._IDLE_READ", 1)
+    for queue in ("busy", "one", "two", "three"):
+        await world.add_job(queue, job_spec(queue=queue))
+    job = await world.add_job("work", job_spec(queue="busy"))
+    await world.enqueue(job, 1)
+    dispatcher = make_dispatcher(world)
+    dispatcher.subscribe(await make_taker(world, "busy", "one", "two", "three", credits=0))
+    await dispatcher.dispatch()
+    idle = {await world.queue_id(queue) for queue in ("one", "two", "three")}
+    busy = await world.queue_id("busy")
+    await world.query("UPDATE fencepost.queues SET paused = true")
+    known = dispatcher.book.settings
+    assert not any(settings.paused for settings in known.values())
+    for scans in (1, 2, 3):
+        await dispatcher.scan()
+        assert known[busy].paused
+        assert sum(known[queue_id].paused for queue_id in idle) == scans
+
+
+async def test_an_idle_queue_that_was_paused_unseen_hands_out_nothing(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fencepost_server.engine.dispatcher._IDLE_READ", 0)
+    job = await world.add_job()
+    dispatcher = make_dispatcher(world)
+    taker = await make_taker(world)
+    dispatcher.subscribe(taker)
+    await dispatcher.dispatch()
+    await world.query("UPDATE fencepost.queues SET paused = true")
+    await world.enqueue(job, 3)
+    assert await drain(dispatcher) == 0
+    await world.query("UPDATE fencepost.queues SET paused = false")
+    assert await drain(dispatcher) == 3

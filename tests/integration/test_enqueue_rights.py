@@ -59,6 +59,8 @@ async def test_a_role_needs_two_grants_and_can_do_nothing_else(world: World) -> 
         for call in (
             "fencepost.enqueue_runs(1, now(), false, '{a}', '{}', '{}', '{}', '{}', '{}', '{}', "
             "'{}', '{}', NULL, '{}', '{}', NULL)",
+            "fencepost.enqueue_plain_runs(1, now(), '{a}', '{}', '{1}', '{}', '{}', NULL, '{}', "
+            "'{}', '{}', NULL)",
             "fencepost.lock_out_enqueues(gen_random_uuid())",
             "fencepost.retake_keys('{}', '{}', now())",
             "fencepost.replace_waiting('{}', '{}', now())",

@@ -280,6 +280,7 @@ async def test_losing_the_database_in_a_full_partition_is_a_storage_error(
         return await fire_batch(scheduler, partitions, batch_max)
 
     monkeypatch.setattr(Scheduler, "_fire_batch", cut_off)
+    monkeypatch.setattr(world.scheduler, "_batch_max", 64)
     with pytest.raises(StorageUnavailable):
         await world.scheduler.fire_due()
     monkeypatch.undo()

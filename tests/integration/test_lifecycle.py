@@ -1,7 +1,6 @@
 """What a report does to a run: the table of verdicts row by row, locks, strays and bugs."""
 
 import asyncio
-import dataclasses
 from typing import Any
 
 import asyncpg
@@ -96,7 +95,7 @@ async def test_after_the_last_lost_lease_a_report_is_refused_as_terminal(world: 
 
 async def test_a_report_of_an_unknown_run_is_not_found(world: World) -> None:
     run = await world.started()
-    stranger = dataclasses.replace(run, key=RunKey(JOB_ID, NOON))
+    stranger = run._replace(key=RunKey(JOB_ID, NOON))
     assert (await world.report(stranger)).verdict is Verdict.NOT_FOUND
 
 
@@ -186,7 +185,7 @@ async def test_an_end_whose_day_has_no_table_is_a_stray(world: World, ending: An
     await world.query(
         "UPDATE fencepost.run_queue SET scheduled_at = $1", to_datetime(late.scheduled_at)
     )
-    moved = dataclasses.replace(run, key=late)
+    moved = run._replace(key=late)
     assert (await world.report(moved, ending)).verdict is Verdict.APPLIED
     assert (await world.ended(late, "job_runs_stray"))["attempt"] == 1
     assert (await world.report(moved, ending)).verdict is Verdict.ALREADY_APPLIED

@@ -164,6 +164,10 @@ async def test_firing_walks_the_index_of_due_jobs(planner: Planner, partitions: 
     assert {"job_schedules_due", "run_queue_pkey", "schedule_fires_pkey"} <= plan.indexes
     # The index gives the order within a partition, so that nothing due is sorted.
     assert "Tid Scan" in plan.kinds
+    # A probe of the memo for each row, by its whole key.
+    memo = next(node for node in plan.nodes if node.get("Index Name") == "schedule_fires_pkey")
+    assert "d.schedule_id" in memo["Index Cond"]
+    assert "Materialize" not in plan.kinds
 
 
 async def test_looking_for_what_is_due_reads_one_entry_per_partition(planner: Planner) -> None:
@@ -185,6 +189,8 @@ async def test_claims_walk_the_index_of_ready_runs(planner: Planner) -> None:
         kind_ids=[1, 1],
         priorities=[0, 1],
         worker_ids=[_KEYS["job_ids"][0]] * 4,
+        slots=[1, 1, 1, 1],
+        lane_maxes=[4, 4],
         runs_max=4,
         ageing_s=60,
         after="1970-01-01T00:00:00Z",
@@ -193,6 +199,22 @@ async def test_claims_walk_the_index_of_ready_runs(planner: Planner) -> None:
     _assert_no_whole_scan(plan)
     assert "run_queue_ready" in plan.indexes
     assert "Tid Scan" in plan.kinds
+
+
+async def test_the_heads_of_lanes_are_found_by_one_index(planner: Planner) -> None:
+    plan = await planner.plan(
+        load("claims")["lane_heads"],
+        queue_id=1,
+        kind_ids=[1, 1],
+        priorities=[0, 1],
+        runs_max=4,
+        ageing_s=60,
+        after="1970-01-01T00:00:00Z",
+        now=_NOW,
+    )
+    _assert_no_whole_scan(plan)
+    assert plan.indexes == {"run_queue_ready"}
+    assert "LockRows" not in plan.kinds
 
 
 async def test_the_ready_lanes_are_found_by_probes_of_one_index(planner: Planner) -> None:
@@ -228,14 +250,52 @@ async def test_successes_find_their_runs_by_key(planner: Planner) -> None:
     assert "run_queue_pkey" in plan.indexes
 
 
-@pytest.mark.parametrize("name", ["lock_lost_leases", "lock_overrun_attempts"])
-async def test_the_reaper_reads_open_attempts_only(planner: Planner, name: str) -> None:
-    values: dict[str, Any] = {"runs_max": 500, "gap_s": 10, "now": _NOW}
-    if name == "lock_overrun_attempts":
-        values["heartbeat_s"] = 10
-    plan = await planner.plan(load("leases")[name], **values)
+_OF_KEYS = ("Function Scan", "Index Scan", "Tid Scan")
+
+
+async def test_plain_reports_and_renewals_lock_in_the_order_they_are_given(
+    planner: Planner,
+) -> None:
+    ends = await planner.plan(
+        load("outcomes")["succeed_plain_runs"],
+        results=[None] * 3,
+        timings=[None] * 3,
+        now=_NOW,
+        **_KEYS,
+    )
+    renewals = await planner.plan(
+        load("leases")["renew_plain_leases"], attempts=[1] * 3, now=_NOW, **_KEYS
+    )
+    for plan in (ends, renewals):
+        _assert_no_whole_scan(plan)
+        assert "run_queue_pkey" in plan.indexes
+        # Loops only, the arrays outermost: they give the order.
+        assert plan.kinds & {"Sort", "Hash Join", "Merge Join", "Materialize"} == set()
+        scans = [node["Node Type"] for node in plan.nodes if node["Node Type"] in _OF_KEYS]
+        assert scans == ["Function Scan", "Index Scan", "Tid Scan"]
+        assert "LockRows" not in plan.kinds
+
+
+async def test_the_reaper_reads_pages_of_open_attempts_only(planner: Planner) -> None:
+    values = {"runs_max": 500, "gap_s": 10, "now": _NOW, "heartbeat_s": 10}
+    async with planner.connection.transaction():
+        await planner.connection.execute(load("leases")["read_by_pages"].text)
+        plan = await planner.plan(load("leases")["find_overdue_attempts"], **values)
+    [scan] = [node for node in plan.nodes if node.get("Relation Name") == "run_queue"]
+    assert scan["Node Type"] == "Bitmap Heap Scan"
+    assert plan.indexes == {"run_queue_open"}
+    # For that transaction only.
+    plan = await planner.plan(load("leases")["find_overdue_attempts"], **values)
+    assert "Bitmap Heap Scan" not in plan.kinds
+
+
+async def test_attempts_out_of_time_are_found_by_the_instant_they_are_over(
+    planner: Planner,
+) -> None:
+    find = load("leases")["find_attempts_out_of_time"]
+    plan = await planner.plan(find, runs_max=500, gap_s=10, now=_NOW)
     _assert_no_whole_scan(plan)
-    assert "run_queue_open" in plan.indexes
+    assert plan.indexes == {"run_queue_total_until"}
 
 
 async def test_runs_out_of_time_are_found_by_the_instant_they_are_over(planner: Planner) -> None:
@@ -292,6 +352,34 @@ async def test_looking_for_ended_keys_reads_their_days_only(planner: Planner) ->
     finally:
         await planner.connection.execute("RESET plan_cache_mode; DEALLOCATE ended")
     plan = Plan(json.loads(executed)[0]["Plan"])
+    read = {table for table in plan.tables if table.startswith("job_runs_2")}
+    assert read == {"job_runs_20261201"}
+
+
+async def test_a_plain_batch_looks_for_ended_runs_in_their_days_only(planner: Planner) -> None:
+    source = await planner.connection.fetchval(
+        "SELECT prosrc FROM pg_proc WHERE proname = 'enqueue_plain_runs'"
+    )
+    looks = r"IF (EXISTS \((?:(?!THEN).)*fencepost\.job_runs AS h.*?\)) THEN"
+    found = re.search(looks, source, re.DOTALL)
+    assert found is not None
+    text = found[1]
+    for number, name in enumerate(("ids", "first_at", "last_at"), start=1):
+        text = re.sub(rf"\b{name}\b", f"${number}", text)
+    await planner.connection.execute(
+        "PREPARE ended_plain (uuid[], timestamptz, timestamptz) AS SELECT " + text
+    )
+    at = _literal(_NOW)
+    try:
+        await planner.connection.execute("SET plan_cache_mode = force_generic_plan")
+        executed = await planner.connection.fetchval(
+            "EXPLAIN (ANALYZE, FORMAT JSON) EXECUTE ended_plain "
+            f"({_literal(_KEYS['job_ids'])}, {at}, {at})"
+        )
+    finally:
+        await planner.connection.execute("RESET plan_cache_mode; DEALLOCATE ended_plain")
+    plan = Plan(json.loads(executed)[0]["Plan"])
+    _assert_no_whole_scan(plan)
     read = {table for table in plan.tables if table.startswith("job_runs_2")}
     assert read == {"job_runs_20261201"}
 
@@ -363,3 +451,56 @@ async def test_explaining_a_run_looks_at_open_attempts_and_lanes_only(planner: P
         concurrency_key="a",
     )
     assert "run_queue" not in places.scanned_whole
+
+
+@pytest.mark.parametrize("name", ["lock_schedules", "lock_free_schedules"])
+async def test_the_second_path_of_fires_locks_jobs_by_key(planner: Planner, name: str) -> None:
+    plan = await planner.plan(load("settle")[name], job_ids=_KEYS["job_ids"])
+    _assert_no_whole_scan(plan)
+    assert not plan.scanned_whole & {"jobs", "job_versions"}
+    assert {"job_schedules_pkey", "jobs_pkey", "job_versions_pkey"} <= plan.indexes
+
+
+async def test_overlaps_are_counted_among_the_runs_of_their_jobs(planner: Planner) -> None:
+    plan = await planner.plan(load("settle")["count_live_runs"], job_ids=_KEYS["job_ids"], now=_NOW)
+    _assert_no_whole_scan(plan)
+    assert plan.indexes == {"run_queue_pkey"}
+
+
+async def test_what_became_of_a_run_is_found_by_its_key_in_every_place(planner: Planner) -> None:
+    plan = await planner.plan(load("outcomes")["inspect_runs"], **_KEYS)
+    assert plan.scanned_whole == set()
+    assert "run_queue_pkey" in plan.indexes
+
+
+async def test_a_named_run_is_leased_by_its_key(planner: Planner) -> None:
+    plan = await planner.plan(
+        load("claims")["lease_run"],
+        job_id=_KEYS["job_ids"][0],
+        scheduled_at=_NOW,
+        worker_id=_KEYS["job_ids"][0],
+        now=_NOW,
+    )
+    _assert_no_whole_scan(plan)
+    assert "run_queue_pkey" in plan.indexes
+
+
+async def test_the_governor_probes_parked_runs_and_the_earliest_of_each_partition(
+    planner: Planner,
+) -> None:
+    tenants = await planner.plan(load("governor")["parked_tenants"], after=0, tenants_max=100)
+    _assert_no_whole_scan(tenants)
+    assert tenants.indexes == {"run_queue_parked"}
+    overdue = await planner.plan(load("governor")["overdue_fires"], before=_NOW)
+    _assert_no_whole_scan(overdue)
+    assert overdue.indexes == {"job_schedules_due"}
+    released = await planner.plan(
+        load("governor")["release_runs"],
+        tenant_ids=["1"],
+        now=_NOW,
+        until=_NOW,
+        runs_max=100,
+        rate=500,
+    )
+    _assert_no_whole_scan(released)
+    assert "run_queue_parked" in released.indexes

@@ -173,10 +173,20 @@ async def test_what_a_broken_stream_held_goes_back(
         await server.enqueue(100)
         async with server.session(credit=100, read=False) as session:
             await server.until(_RUNNING, want=100)
+            # From here on no more than three batches are taken from the stream: all others are
+            # more than its windows hold.
             session.read(ahead=1)
             await session.hear("welcome")
-            (received,) = await session.runs(1)
-            await session.beat([held(received)])
+            batch = await session.hear("runs")
+            (received,) = batch.runs
+            await session.say(
+                received_batch_seq=batch.batch_seq,
+                heartbeat=worker_pb2.Heartbeat(seq=1, runs=[held(received)]),
+            )
+            await server.until(
+                "SELECT count(*) = 1 FROM fencepost.run_queue "
+                "WHERE lease_until > claimed_at + lease_s * interval '1 second'"
+            )
             await session.break_off()
             # Unwritten: free at once. Written: a short lease. Received: untouched.
             await server.until(

@@ -10,6 +10,14 @@ from typing import Any
 import fencepost
 import pytest
 from fencepost import Context, Payload, PayloadError, RunKey, Worker, decode_payload, encode_payload
+from fencepost.completions import (
+    PlainSuccesses,
+    completion_body,
+    read_completions,
+    read_releases,
+    release_body,
+)
+from fencepost.durations import duration_seconds
 from fencepost.handler import make_handler
 from fencepost.held import Held
 from fencepost.leases import Lease, ack_timeout, heartbeat_interval
@@ -138,9 +146,9 @@ def _held() -> Held:
 def test_the_outbox_keeps_everything_until_it_is_settled() -> None:
     outbox = Outbox(max_entries=2, max_bytes=10_000, resend_after=5.0)
     first, second = _held(), _held()
-    outbox.put(first, first.new_completion())
+    outbox.put(first, completion_body(first.new_completion()))
     assert not outbox.full
-    outbox.put(second, second.new_completion())
+    outbox.put(second, completion_body(second.new_completion()))
     assert outbox.full
     sent = outbox.take(session=1, now=10.0, max_entries=100, max_bytes=10_000)
     assert [entry.held for entry in sent] == [first, second]
@@ -166,7 +174,7 @@ def test_batches_of_the_outbox_respect_their_size() -> None:
         held = _held()
         completion = held.new_completion()
         completion.success.result.json = "x" * 600
-        outbox.put(held, completion)
+        outbox.put(held, completion_body(completion))
     sizes = [
         len(outbox.take(session=1, now=0.0, max_entries=100, max_bytes=1500)) for _ in range(3)
     ]
@@ -179,7 +187,7 @@ def test_handlers_are_called_by_their_signature() -> None:
     def swapped(ctx: Context, value: int) -> None: ...
     def only_context(context) -> None: ...  # type: ignore[no-untyped-def]
 
-    context = Context(an_assignment(), received_at=0.0, timeout=0.0)
+    context = Context(an_assignment(), 0.0)
     assert make_handler("a", both).arguments(1, context) == (1, context)
     assert make_handler("a", both).is_async
     assert make_handler("a", both).input_type is int
@@ -214,7 +222,7 @@ def test_a_worker_refuses_settings_out_of_bounds(options: dict[str, Any], told: 
 
 
 def test_progress_refuses_what_the_server_would() -> None:
-    context = Context(an_assignment(), received_at=0.0, timeout=0.0)
+    context = Context(an_assignment(), 0.0)
     with pytest.raises(ValueError, match="percent must be 0 to 100, got 101"):
         context.progress(101)
     with pytest.raises(ValueError, match="at most 4096 are allowed"):
@@ -237,10 +245,31 @@ def test_importing_messages_loads_no_grpc() -> None:
     assert done.returncode == 0
 
 
-def test_completions_and_releases_are_both_messages_of_the_outbox() -> None:
+def test_an_attempt_has_one_entry_in_the_outbox_the_newest() -> None:
     outbox = Outbox(max_entries=10, max_bytes=10_000, resend_after=5.0)
     held = _held()
-    outbox.put(held, worker_pb2.Release(run=held.assignment.run, attempt=held.attempt))
-    outbox.put(held, held.new_completion())
+    release = worker_pb2.Release(run=held.assignment.run, attempt=held.attempt)
+    outbox.put(held, release_body(release), is_release=True)
+    outbox.put(held, completion_body(held.new_completion()))
     [entry] = outbox.remaining()
-    assert isinstance(entry.message, worker_pb2.Completion)
+    assert not entry.is_release
+    assert read_completions([entry.body]) == [held.new_completion()]
+
+
+def test_bodies_one_after_the_other_are_the_message_of_all() -> None:
+    first, second = _held(), _held()
+    plain = PlainSuccesses()
+    first.started_at = second.started_at = 1.5
+    bodies = [plain.body(first, 2.0), plain.body(second, 2.0), plain.body(first, 4.25)]
+    completions = read_completions(bodies)
+    assert [(c.run, c.attempt) for c in completions] == [
+        (held.assignment.run, held.attempt) for held in (first, second, first)
+    ]
+    assert all(c.HasField("success") for c in completions)
+    handling = [duration_seconds(c.timings.handling) for c in completions]
+    assert handling == [0.5, 0.5, 2.75]
+    releases = [
+        worker_pb2.Release(run=held.assignment.run, attempt=held.attempt)
+        for held in (first, second)
+    ]
+    assert read_releases(release_body(release) for release in releases) == releases

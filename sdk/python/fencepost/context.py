@@ -11,6 +11,7 @@ from contextvars import ContextVar
 from datetime import datetime
 from typing import Any
 
+from fencepost.durations import duration_seconds
 from fencepost.outcome import RunCancelled
 from fencepost.payload import PayloadError, decode_payload, encode_payload
 from fencepost.run_key import RunKey
@@ -64,15 +65,11 @@ class Context:
         "_progress",
         "_progress_version",
         "_received_at",
-        "_timeout",
     )
 
-    def __init__(
-        self, assignment: worker_pb2.Assignment, *, received_at: float, timeout: float
-    ) -> None:
+    def __init__(self, assignment: worker_pb2.Assignment, received_at: float) -> None:
         self._assignment = assignment
         self._received_at = received_at
-        self._timeout = timeout
         self._key: RunKey | None = None
         self._cause: Cause | None = None
         self._event: threading.Event | None = None
@@ -140,7 +137,8 @@ class Context:
     @property
     def deadline(self) -> float:
         """When attempt_timeout is over, on the clock of `time.monotonic()`."""
-        return self._received_at + self._timeout if self._timeout else float("inf")
+        timeout = duration_seconds(self._assignment.attempt_timeout)
+        return self._received_at + timeout if timeout else float("inf")
 
     @property
     def remaining(self) -> float:

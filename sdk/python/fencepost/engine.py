@@ -10,19 +10,19 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from fencepost.connection import Connection
 from fencepost.context import Cause
 from fencepost.deadlines import Deadlines
-from fencepost.durations import duration_seconds, to_duration
-from fencepost.events import enabled, event
+from fencepost.durations import duration_seconds
+from fencepost.endings import Endings
+from fencepost.events import event
 from fencepost.handler import Handler
 from fencepost.held import BUFFERED, COMPLETING, Held, about
 from fencepost.leases import lost_reason
 from fencepost.link import Link
 from fencepost.outbox import Outbox
-from fencepost.outcome import set_timeout, set_timings
 from fencepost.pump import Pump
 from fencepost.roster import Roster
 from fencepost.run_key import run_id
@@ -69,6 +69,7 @@ class Engine:
             max_bytes=settings.outbox_max_bytes,
             resend_after=timings.resend_after,
         )
+        self.endings = Endings(outbox=self.outbox, roster=self.roster, stats=stats)
         self.runner = Runner(
             loop=user_loop, slots=settings.slots, around=around, report=self.report
         )
@@ -76,7 +77,12 @@ class Engine:
         self._verdicts = Verdicts(
             outbox=self.outbox, roster=self.roster, pump=self.pump, stats=stats, loop=self.loop
         )
-        self.deadlines = Deadlines(loop=self.loop, roster=self.roster, on_due=self._on_due)
+        self.deadlines = Deadlines(
+            loop=self.loop,
+            roster=self.roster,
+            on_due=self._on_due,
+            on_short_lease=self._on_short_lease,
+        )
         self.link = Link(
             open_session=lambda: Session(
                 connection, loop=self.loop, listener=self, timings=timings
@@ -106,16 +112,6 @@ class Engine:
         if held.context._cancel(cause):
             self.runner.cancel(held)
 
-    def release(
-        self, held: Held, reason: worker_pb2.ReleaseReason.ValueType, delay: float = 0.0
-    ) -> None:
-        """Gives a run back, unhandled or interrupted."""
-        self.roster.unbuffer(held)
-        release = worker_pb2.Release(run=held.assignment.run, attempt=held.attempt, reason=reason)
-        if delay:
-            release.delay.CopyFrom(to_duration(delay))
-        self._put(held, release, "released")
-
     def keep_going(self) -> None:
         """Starts what may start and tells the server what is new."""
         starting = self.roster.start(self.loop.time())
@@ -139,17 +135,15 @@ class Engine:
         """Everything held."""
         return self.roster
 
-    def on_runs(self, session: Session, runs: Iterable[worker_pb2.Assignment]) -> None:
+    def on_runs(self, session: Session, runs: Collection[worker_pb2.Assignment]) -> None:
         """A batch came in."""
         now = self.loop.time()
-        unconfirmed: list[Held] = []
-        for assignment in runs:
-            held = self._accept(assignment, now)
-            if held is not None:
-                session.hurry(held.lease.ttl)
-                self.deadlines.watch(held)
-                if held.needs_confirmation:
-                    unconfirmed.append(held)
+        self.stats.received += len(runs)
+        accepted = [
+            held for assignment in runs if (held := self._accept(assignment, now)) is not None
+        ]
+        self.deadlines.watch(accepted)
+        unconfirmed = [held for held in accepted if held.needs_confirmation]
         if unconfirmed and session.live and not session.retiring:
             session.beat_early(unconfirmed)
         self.keep_going()
@@ -236,14 +230,13 @@ class Engine:
     # What becomes of runs.
 
     def _accept(self, assignment: worker_pb2.Assignment, now: float) -> Held | None:
-        self.stats.received += 1
-        old = self.roster.get(run_id(assignment.run))
-        if old is not None and assignment.attempt <= old.attempt:
-            self.stats.ignored += 1
-            return None
         handler = self._handlers.get(assignment.kind, UNKNOWN_KIND)
         held = Held(assignment, handler, now)
+        old = self.roster.get(held.id)
         if old is not None:
+            if held.attempt <= old.attempt:
+                self.stats.ignored += 1
+                return None
             self._lose(old, "SUPERSEDED")
         if handler is UNKNOWN_KIND:
             self.roster.keep(held)
@@ -262,7 +255,7 @@ class Engine:
         self, held: Held, reason: worker_pb2.ReleaseReason.ValueType, delay: float = 0.0
     ) -> None:
         held.phase = COMPLETING  # it was never buffered, so no place is to be freed
-        self.release(held, reason, delay)
+        self.endings.release(held, reason, delay)
 
     def _lose(self, held: Held, reason: str) -> None:
         self.stats.lease_losses[reason] += 1
@@ -276,20 +269,20 @@ class Engine:
     def _on_cancel_requested(self, held: Held) -> None:
         if held.started_at:
             self.cancel(held, Cause.CANCELLED)
-            return
-        self.roster.unbuffer(held)
-        completion = held.new_completion()
-        completion.cancelled.message = "cancelled before the handler was called"
-        self._put(held, completion, "cancelled")
+        else:
+            self.endings.cancelled_unstarted(held)
+
+    def _on_short_lease(self, lease_ttl: float) -> None:
+        session = self.link.current
+        if session is not None and session.live:
+            session.hurry(lease_ttl)
 
     def _on_due(self, held: Held, now: float) -> None:
         if held.phase == BUFFERED:
-            self.release(held, worker_pb2.RELEASE_REASON_NOT_STARTED)
+            self.endings.release(held, worker_pb2.RELEASE_REASON_NOT_STARTED)
         elif now >= held.forced_at:
             # The handler does not stop: its slot stays taken, the failure is told now.
-            completion = held.new_completion()
-            set_timeout(completion, held.attempt_timeout)
-            self._put(held, completion, "failure")
+            self.endings.overran(held)
         elif now >= held.attempt_deadline:
             held.forced_at = now + (
                 duration_seconds(held.assignment.cancel_grace)
@@ -306,43 +299,11 @@ class Engine:
     def _collect(self) -> None:
         self._collecting = False
         now = self.loop.time()
+        count = 0
         while self._ends:
-            held, completion = self._ends.popleft()
-            self.roster.ended()
-            self._on_end(held, completion, now)
+            held, ending = self._ends.popleft()
+            self.endings.handler_ended(held, ending, now)
+            count += 1
+        self.roster.ended(count)
         self.changed.set()
         self.keep_going()
-
-    def _on_end(self, held: Held, completion: worker_pb2.Completion | None, now: float) -> None:
-        if held.lost or held.reported:
-            self.stats.outcomes["lost" if held.lost else "late"] += 1
-            return
-        cause = held.cause
-        if cause is Cause.TIMEOUT:
-            completion = held.new_completion()
-            set_timeout(completion, held.attempt_timeout)
-        elif completion is None:
-            if cause is Cause.LEASE_UNCERTAIN:
-                self.release(held, worker_pb2.RELEASE_REASON_SHUTDOWN)
-                return
-            if cause is Cause.SHUTDOWN:
-                self.stats.outcomes["abandoned"] += 1
-                return  # stays held; the Goodbye lists it
-            completion = held.new_completion()
-            completion.cancelled.message = "the handler obeyed the cancel"
-        set_timings(completion, held.started_at - held.received_at, now - held.started_at)
-        context = held.context
-        if context._progress_version > held.progress_stored and context._progress is not None:
-            completion.progress.CopyFrom(context._progress)
-        self._put(held, completion, completion.WhichOneof("outcome") or "")
-
-    def _put(
-        self, held: Held, message: worker_pb2.Completion | worker_pb2.Release, outcome: str
-    ) -> None:
-        held.phase = COMPLETING
-        held.reported = True
-        self.stats.outcomes[outcome] += 1
-        if enabled(logging.INFO):
-            code = message.failure.code if isinstance(message, worker_pb2.Completion) else ""
-            event(logging.INFO, "attempt.ended", **about(held, outcome=outcome, code=code))
-        self.outbox.put(held, message)

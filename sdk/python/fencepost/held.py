@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
 
 from fencepost.context import Cause, Context
-from fencepost.durations import duration_seconds
 from fencepost.handler import Handler
 from fencepost.leases import Lease
 from fencepost.run_key import RunId, run_id
@@ -21,17 +19,15 @@ class Held:
     """One (run, attempt) from receipt to its final verdict. Owned by the session thread."""
 
     __slots__ = (
+        "_attempt_deadline",
+        "_lease",
         "_message",
         "assignment",
         "attempt",
-        "attempt_deadline",
-        "attempt_timeout",
-        "begun",
         "context",
         "forced_at",
         "handler",
         "id",
-        "lease",
         "lost",
         "needs_confirmation",
         "phase",
@@ -50,15 +46,13 @@ class Held:
         self.received_at = received_at
         self.id: RunId = run_id(assignment.run)
         self.attempt = assignment.attempt
-        self.attempt_timeout = duration_seconds(assignment.attempt_timeout)
-        self.attempt_deadline = (
-            received_at + self.attempt_timeout if self.attempt_timeout else float("inf")
-        )
-        self.lease = Lease.received(assignment, received_at)
         self.phase: worker_pb2.HeldPhase.ValueType = BUFFERED
         """What the worker is doing with it."""
-        self._message: worker_pb2.HeldRun | None = None  # most runs end before a heartbeat
-        self.context = Context(assignment, received_at=received_at, timeout=self.attempt_timeout)
+        # Most runs end before anybody asks for these.
+        self._lease: Lease | None = None
+        self._attempt_deadline = 0.0
+        self._message: worker_pb2.HeldRun | None = None
+        self.context = Context(assignment, received_at)
         self.needs_confirmation = assignment.start_mode == job_pb2.START_MODE_CONFIRMED
         self.started_at = 0.0
         """0: the handler was not called yet."""
@@ -70,10 +64,22 @@ class Held:
         """Its end is in the outbox; the handler may still be running."""
         self.progress_stored = 0
         """Version of the progress the server has acknowledged."""
-        self.begun = False
-        """Its async handler has taken its first step; for the handlers' loop only."""
-        self.task: asyncio.Task[Any] | None = None
-        """Set and used in the handlers' loop only."""
+        self.task: asyncio.Task[None] | None = None
+        """Its async handler waits in it; set and used in the handlers' loop only."""
+
+    @property
+    def lease(self) -> Lease:
+        """The right to it, counted from its receipt until a heartbeat is confirmed."""
+        if self._lease is None:
+            self._lease = Lease.received(self.assignment, self.received_at)
+        return self._lease
+
+    @property
+    def attempt_deadline(self) -> float:
+        """When attempt_timeout is over, monotonic seconds."""
+        if not self._attempt_deadline:
+            self._attempt_deadline = self.context.deadline
+        return self._attempt_deadline
 
     @property
     def cause(self) -> Cause | None:

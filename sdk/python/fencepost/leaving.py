@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 import grpc
 
+from fencepost.completions import read_completions, read_releases
 from fencepost.context import Cause
 from fencepost.engine import Engine
 from fencepost.events import event
@@ -27,7 +28,7 @@ async def leave(engine: Engine) -> None:
     engine.leaving = True
     engine.send_drain()
     for held in engine.roster.waiting():
-        engine.release(held, worker_pb2.RELEASE_REASON_NOT_STARTED)
+        engine.endings.release(held, worker_pb2.RELEASE_REASON_NOT_STARTED)
     engine.keep_going()
     # A later, more urgent stop sets the grace to 0.
     await _until(engine, lambda: engine.roster.active == 0 or not engine.grace, engine.grace)
@@ -72,9 +73,9 @@ def _all_told(engine: Engine) -> bool:
 
 
 def _tell_by_calls(engine: Engine, abandoned: list[Held]) -> None:
-    entries = [entry.message for entry in engine.outbox.remaining()]
-    completions = [m for m in entries if isinstance(m, worker_pb2.Completion)]
-    releases = [m for m in entries if isinstance(m, worker_pb2.Release)]
+    entries = engine.outbox.remaining()
+    completions = read_completions(entry.body for entry in entries if not entry.is_release)
+    releases = read_releases(entry.body for entry in entries if entry.is_release)
     releases += [
         worker_pb2.Release(
             run=held.assignment.run,

@@ -39,22 +39,36 @@ class NewRun:
 
     def to_request(self, connection: Connection) -> run_service_pb2.EnqueueRunRequest:
         """With a fresh request id. ValueError for what no server would take."""
+        request = run_service_pb2.EnqueueRunRequest()
+        self.write_request(request, connection, request_id=str(uuid.uuid4()))
+        return request
+
+    def write_request(
+        self,
+        request: run_service_pb2.EnqueueRunRequest,
+        connection: Connection,
+        *,
+        request_id: str,
+    ) -> None:
+        """Fills an empty one. ValueError for what no server would take."""
         if self.run_at is not None and self.delay is not None:
             raise ValueError("a run takes run_at or delay, not both")
-        request = run_service_pb2.EnqueueRunRequest(
-            job=connection.job_name(self.job),
-            payload=encode_payload(self.payload),
-            priority=self.priority,
-            labels=dict(self.labels or {}),
-            concurrency_key=self.concurrency_key,
-            request_id=str(uuid.uuid4()),
-        )
+        request.job = connection.job_name(self.job)
+        request.request_id = request_id
+        payload = encode_payload(self.payload)
+        if payload is not None:
+            request.payload.CopyFrom(payload)
+        if self.priority is not None:
+            request.priority = self.priority
+        if self.labels:
+            request.labels.update(self.labels)
+        if self.concurrency_key is not None:
+            request.concurrency_key = self.concurrency_key
         if self.run_at is not None:
             request.run_at.CopyFrom(to_timestamp(self.run_at))
         if self.delay is not None:
             request.delay.CopyFrom(to_duration(self.delay))
         self._write_unique(request)
-        return request
 
     def _write_unique(self, request: run_service_pb2.EnqueueRunRequest) -> None:
         has_more = self.on_conflict is not None or self.keep_for is not None

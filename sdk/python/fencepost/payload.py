@@ -80,9 +80,7 @@ def _is_open(wanted: Any) -> bool:
 
 def _to_json(value: object) -> str:
     try:
-        text = json.dumps(
-            value, default=_simpler, ensure_ascii=False, allow_nan=False, separators=(",", ":")
-        )
+        text = _write_json(value)
     except (TypeError, ValueError, RecursionError) as error:
         raise PayloadError(f"{type(value).__name__} cannot be written as JSON: {error}") from error
     # A lone surrogate is legal in a Python string, not in UTF-8; escaped it is legal in both.
@@ -90,6 +88,8 @@ def _to_json(value: object) -> str:
 
 
 def _is_utf8(text: str) -> bool:
+    if text.isascii():
+        return True
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -110,6 +110,12 @@ def _simpler(value: object) -> object:
     if hasattr(value, "isoformat"):
         return value.isoformat()
     raise TypeError(f"{type(value).__name__} is not a JSON value")
+
+
+# Made once: json.dumps would make one for each value.
+_write_json = json.JSONEncoder(
+    default=_simpler, ensure_ascii=False, allow_nan=False, separators=(",", ":")
+).encode
 
 
 def _convert(value: Any, wanted: Any, path: str) -> Any:

@@ -10,7 +10,7 @@ import asyncio
 from fencepost.outbox import Entry, Outbox
 from fencepost.session import Session
 from fencepost.timings import Timings
-from fencepost.v1 import run_service_pb2, worker_pb2
+from fencepost.v1 import run_service_pb2
 
 MAX_ENTRIES = 100
 MAX_BYTES = 256 * 1024
@@ -92,15 +92,13 @@ class Pump:
 
 
 def _send(session: Session, entries: list[Entry]) -> None:
-    request = run_service_pb2.WorkRequest()
-    for entry in entries:
-        if isinstance(entry.message, worker_pb2.Completion):
-            request.completions.completions.append(entry.message)
-    if request.WhichOneof("event") is not None:
+    completions = b"".join([entry.body for entry in entries if not entry.is_release])
+    releases = b"".join([entry.body for entry in entries if entry.is_release])
+    if completions:
+        request = run_service_pb2.WorkRequest()
+        request.completions.MergeFromString(completions)
         session.send(request)
-    if len(request.completions.completions) < len(entries):
-        releases = run_service_pb2.WorkRequest()
-        for entry in entries:
-            if isinstance(entry.message, worker_pb2.Release):
-                releases.releases.releases.append(entry.message)
-        session.send(releases)
+    if releases:
+        request = run_service_pb2.WorkRequest()
+        request.releases.MergeFromString(releases)
+        session.send(request)

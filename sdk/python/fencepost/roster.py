@@ -75,9 +75,9 @@ class Roster:
         if held.phase == BUFFERED and not held.lost:
             self.buffered -= 1
 
-    def ended(self) -> None:
-        """A handler has ended: its slot is free."""
-        self.active -= 1
+    def ended(self, count: int) -> None:
+        """So many handlers have ended: their slots are free."""
+        self.active -= count
 
     def remove(self, held: Held) -> None:
         """The run is no longer held; a newer attempt of it stays."""

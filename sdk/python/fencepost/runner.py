@@ -7,18 +7,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import threading
-from collections.abc import Callable, Sequence
-from queue import SimpleQueue
+from collections import deque
+from collections.abc import Callable, Coroutine, Generator, Sequence
+from contextvars import Context as Variables
+from contextvars import copy_context
+from typing import Any
 
 from fencepost.context import Context, _current
+from fencepost.endings import Ending, Plain
 from fencepost.held import Held
 from fencepost.outcome import RunCancelled, refuse, set_error, set_result
 from fencepost.payload import PayloadError, decode_payload
-from fencepost.v1 import worker_pb2
+from fencepost.threads import Threads
 
-End = tuple[Held, worker_pb2.Completion | None]
-"""A handler that has ended. None: it obeyed a cancel."""
+End = tuple[Held, Ending]
+"""A handler that has ended."""
 Report = Callable[[list[End]], None]
 """Takes ends of handlers, from any thread."""
 
@@ -43,8 +46,11 @@ class Runner:
         self._loop = loop
         self._report = report
         self._around = tuple(around)
-        self._threads = _Threads(slots, self._run_sync)
-        self._started: set[Held] = set()  # a loop keeps only weak references to its tasks
+        self._threads = Threads(slots, lambda held: Variables().run(self._run_sync, held))
+        self._turns: deque[Held] = deque()
+        self._dealing = False
+        self._waiting_kinds: set[str] = set()
+        self._started: set[asyncio.Task[None]] = set()  # a loop keeps only weak references
         self._ends: list[End] = []
         self.max_result_bytes = 256 * 1024
 
@@ -53,9 +59,8 @@ class Runner:
         in_loop = [held for held in runs if held.handler.is_async]
         if in_loop:
             self._post(self._start_async, in_loop)
-        for held in runs:
-            if not held.handler.is_async:
-                self._threads.submit(held)
+        if len(in_loop) < len(runs):
+            self._threads.submit([held for held in runs if not held.handler.is_async])
 
     def cancel(self, held: Held) -> None:
         """Asks the handler to stop; its context already says why."""
@@ -71,42 +76,103 @@ class Runner:
         with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(callback, argument)
 
+    # In the handlers' loop.
+
     def _start_async(self, runs: list[Held]) -> None:
-        create = self._loop.create_task
-        for held in runs:
-            held.task = create(self._run_async(held))
-        self._started.update(runs)
+        self._turns.extend(runs)
+        if not self._dealing:
+            self._deal()
+
+    def _deal(self) -> None:
+        """Makes an asyncio task for each run whose handler will wait, going by the last time."""
+        turns = self._turns
+        self._dealing = bool(turns)
+        if turns:
+            waiting = sum(held.handler.kind in self._waiting_kinds for held in turns)
+            for _ in range(max(1, waiting)):
+                self._started.add(self._loop.create_task(self._take_turns()))
+            # By then they have all begun: were some handlers misjudged, turns are left.
+            self._loop.call_soon(self._deal)
+
+    async def _take_turns(self) -> None:
+        """Calls handlers one after the other, until one of them has to wait.
+
+        That one keeps this asyncio task to itself: a handler that waits is alone in its
+        asyncio task, those that never do share one.
+        """
+        own = asyncio.current_task()
+        assert own is not None
+        turns = self._turns
+        # A handler may have cancelled the asyncio task it is in: no other is to feel it.
+        while turns and not own.cancelling():
+            held = turns.popleft()
+            variables = copy_context()
+            handling = self._run_async(held)
+            try:
+                waits_for = variables.run(handling.send, None)
+            except StopIteration:
+                self._waiting_kinds.discard(held.handler.kind)
+                continue
+            held.task = own
+            self._waiting_kinds.add(held.handler.kind)
+            await _Rest(handling, variables, waits_for)
+            break
+        self._started.discard(own)
 
     def _cancel_async(self, held: Held) -> None:
-        # A cancel before the first step would end the coroutine before it can report.
-        if held.begun and held.task is not None:
+        # One that does not wait has not begun, and will see its context, or has ended.
+        if held.task is not None:
             held.task.cancel()
 
     async def _run_async(self, held: Held) -> None:
         context = held.context
-        held.begun = True
         if context.cancelled:
-            self._end(held, None)
+            self._end(held, Plain.STOPPED)
             return
-        completion = held.new_completion()
+        _current.set(context)
+        try:
+            if self._around:
+                with self._surroundings(context):
+                    result = await held.handler.function(*_arguments(held))
+            else:
+                result = await held.handler.function(*_arguments(held))
+        except GeneratorExit as error:
+            if self._loop.is_closed():
+                raise  # and with the loop everyone to tell
+            self._end(held, self._failed(held, error))
+        except BaseException as error:  # noqa: BLE001 - the edge of user code
+            self._end(held, self._failed(held, error))
+        else:
+            self._end(held, self._returned(held, result))
+
+    def _end(self, held: Held, ending: Ending) -> None:
+        # Handlers that end in one turn of the loop share one wake-up of the session thread.
+        self._ends.append((held, ending))
+        if len(self._ends) == 1:
+            self._loop.call_soon(self._report_ends)
+
+    def _report_ends(self) -> None:
+        ends, self._ends = self._ends, []
+        self._report(ends)
+
+    # In threads of their own.
+
+    def _run_sync(self, held: Held) -> None:
+        context = held.context
+        if context.cancelled:
+            self._report([(held, Plain.STOPPED)])
+            return
         _current.set(context)
         try:
             with self._surroundings(context):
-                result = await held.handler.function(*_arguments(held))
-        except PayloadError as error:
-            _set_payload_error(completion, held, error)
-        except (asyncio.CancelledError, RunCancelled) as error:
-            if context.cancelled:
-                self._end(held, None)
-                return
-            set_error(completion, error)
-        except GeneratorExit:
-            raise  # the loop is gone, and with it everyone to tell
+                result = held.handler.function(*_arguments(held))
         except BaseException as error:  # noqa: BLE001 - the edge of user code
-            set_error(completion, error)
+            ending = self._failed(held, error)
         else:
-            set_result(completion, result, self.max_result_bytes)
-        self._end(held, completion)
+            ending = self._returned(held, result)
+        self._report([(held, ending)])
+
+    # In either.
 
     def _surroundings(self, context: Context) -> contextlib.AbstractContextManager[object]:
         if not self._around:
@@ -120,41 +186,51 @@ class Runner:
             raise
         return stack
 
-    def _end(self, held: Held, completion: worker_pb2.Completion | None) -> None:
-        # Handlers that end in one turn of the loop share one wake-up of the session thread.
-        self._started.discard(held)
-        self._ends.append((held, completion))
-        if len(self._ends) == 1:
-            self._loop.call_soon(self._report_ends)
-
-    def _report_ends(self) -> None:
-        ends, self._ends = self._ends, []
-        self._report(ends)
-
-    def _run_sync(self, held: Held) -> None:
-        context = held.context
-        if context.cancelled:
-            self._report([(held, None)])
-            return
+    def _returned(self, held: Held, result: object) -> Ending:
+        if result is None:
+            return Plain.RETURNED
         completion = held.new_completion()
-        token = _current.set(context)
-        try:
-            with self._surroundings(context):
-                result = held.handler.function(*_arguments(held))
-        except PayloadError as error:
-            _set_payload_error(completion, held, error)
-        except RunCancelled as error:
-            if context.cancelled:
-                self._report([(held, None)])
-                return
-            set_error(completion, error)
-        except BaseException as error:  # noqa: BLE001 - the edge of user code
-            set_error(completion, error)
+        set_result(completion, result, self.max_result_bytes)
+        return completion
+
+    def _failed(self, held: Held, error: BaseException) -> Ending:
+        obeys = isinstance(error, asyncio.CancelledError | RunCancelled)
+        if obeys and held.context.cancelled:
+            return Plain.STOPPED
+        completion = held.new_completion()
+        if isinstance(error, _InputError):
+            text = f"input of {held.handler.kind!r}: {error}"
+            refuse(completion, "PAYLOAD_UNDECODABLE", text)
         else:
-            set_result(completion, result, self.max_result_bytes)
-        finally:
-            _current.reset(token)
-        self._report([(held, completion)])
+            set_error(completion, error)
+        return completion
+
+
+class _Rest:
+    """What is left of a coroutine that has begun outside of `await`, with its own variables."""
+
+    __slots__ = ("_coroutine", "_variables", "_waits_for")
+
+    def __init__(
+        self, coroutine: Coroutine[Any, Any, None], variables: Variables, waits_for: object
+    ) -> None:
+        self._coroutine = coroutine
+        self._variables = variables
+        self._waits_for = waits_for
+
+    def __await__(self) -> Generator[object, object, None]:
+        run, coroutine = self._variables.run, self._coroutine
+        waits_for = self._waits_for
+        while True:
+            try:
+                try:
+                    value = yield waits_for
+                except BaseException as error:  # noqa: BLE001 - handed on, not caught
+                    waits_for = run(coroutine.throw, error)
+                else:
+                    waits_for = run(coroutine.send, value)
+            except StopIteration:
+                return
 
 
 class _InputError(PayloadError):
@@ -171,43 +247,3 @@ def _arguments(held: Held) -> tuple[object, ...]:
         return handler.arguments(decode_payload(payload, handler.input_type), held.context)
     except PayloadError as error:
         raise _InputError(str(error)) from error
-
-
-def _set_payload_error(completion: worker_pb2.Completion, held: Held, error: PayloadError) -> None:
-    if isinstance(error, _InputError):
-        text = f"input of {held.handler.kind!r}: {error}"
-        refuse(completion, "PAYLOAD_UNDECODABLE", text)
-    else:
-        set_error(completion, error)
-
-
-class _Threads:
-    """Daemon threads, started as needed: a handler that never ends must not stop the exit."""
-
-    def __init__(self, max_threads: int, function: Callable[[Held], None]) -> None:
-        self._max_threads = max_threads
-        self._function = function
-        self._queue: SimpleQueue[Held | None] = SimpleQueue()
-        self._lock = threading.Lock()
-        self._count = 0
-        self._idle = 0
-
-    def submit(self, held: Held) -> None:
-        with self._lock:
-            if self._idle > 0:
-                self._idle -= 1
-            elif self._count < self._max_threads:
-                self._count += 1
-                name = f"fencepost-handler-{self._count}"
-                threading.Thread(target=self._work, name=name, daemon=True).start()
-        self._queue.put(held)
-
-    def close(self) -> None:
-        for _ in range(self._count):
-            self._queue.put(None)
-
-    def _work(self) -> None:
-        while (held := self._queue.get()) is not None:
-            self._function(held)
-            with self._lock:
-                self._idle += 1

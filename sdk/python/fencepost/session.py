@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import itertools
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -55,7 +55,7 @@ class Listener(Protocol):
     """Who is told what a session receives."""
 
     def inventory(self) -> Iterable[Held]: ...
-    def on_runs(self, session: Session, runs: Iterable[worker_pb2.Assignment]) -> None: ...
+    def on_runs(self, session: Session, runs: Collection[worker_pb2.Assignment]) -> None: ...
     def on_renewed(
         self, runs: list[tuple[Held, int]], sent_at: float, *, confirmed: bool = False
     ) -> None: ...

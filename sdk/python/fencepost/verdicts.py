@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Iterable
 
+from fencepost.completions import completion_body
 from fencepost.durations import duration_seconds
 from fencepost.events import event
 from fencepost.held import about
@@ -18,11 +19,12 @@ from fencepost.stats import Stats
 from fencepost.v1 import worker_pb2
 
 _MIN_RETRY = 0.1
+_APPLIED = worker_pb2.VERDICT_APPLIED
 _INVALID = worker_pb2.VERDICT_INVALID
 # All others, those of a newer server among them, mean: nothing was written, try again.
 _FINAL = frozenset(
     {
-        worker_pb2.VERDICT_APPLIED,
+        _APPLIED,
         worker_pb2.VERDICT_ALREADY_APPLIED,
         worker_pb2.VERDICT_STALE_ATTEMPT,
         worker_pb2.VERDICT_RUN_TERMINAL,
@@ -54,19 +56,24 @@ class Verdicts:
 
     def apply(self, verdicts: Iterable[worker_pb2.AttemptVerdict]) -> None:
         """Those on entries that are gone already are ignored."""
+        outbox, roster = self._outbox, self._roster
+        applied = 0
         for verdict in verdicts:
             attempt = (run_id(verdict.run), verdict.attempt)
-            if verdict.verdict not in _FINAL:
-                self._defer(self._outbox.defer(attempt), verdict)
+            value = verdict.verdict
+            if value not in _FINAL:
+                self._defer(outbox.defer(attempt), verdict)
                 continue
-            entry = self._outbox.settle(attempt)
+            entry = outbox.settle(attempt)
             if entry is None:
                 continue
-            if verdict.verdict == worker_pb2.VERDICT_APPLIED:
-                self._stats.verdicts["APPLIED"] += 1
-                self._roster.remove(entry.held)
+            if value == _APPLIED:
+                applied += 1
+                roster.remove(entry.held)
             else:
                 self._refused(entry, verdict)
+        if applied:
+            self._stats.verdicts["APPLIED"] += applied
 
     def _defer(self, entry: Entry | None, verdict: worker_pb2.AttemptVerdict) -> None:
         self._stats.verdicts["RETRY"] += 1
@@ -85,7 +92,8 @@ class Verdicts:
         replacement = _replacement(entry, verdict)
         if replacement is not None:
             event(logging.ERROR, "completion.refused", **told)
-            self._outbox.put(entry.held, replacement)
+            body = completion_body(replacement)
+            self._outbox.put(entry.held, body, code=replacement.failure.code)
             return
         event(logging.INFO, "completion.dropped", **told)
         self._roster.remove(entry.held)
@@ -93,12 +101,9 @@ class Verdicts:
 
 def _replacement(entry: Entry, verdict: worker_pb2.AttemptVerdict) -> worker_pb2.Completion | None:
     """What to send in place of a completion that is not acceptable as sent."""
-    sent = entry.message
-    if verdict.verdict != _INVALID or verdict.reason == "UNKNOWN_ATTEMPT":
+    if verdict.verdict != _INVALID or verdict.reason == "UNKNOWN_ATTEMPT" or entry.is_release:
         return None
-    if not isinstance(sent, worker_pb2.Completion):
-        return None
-    if sent.failure.code in (_TOO_LARGE, _UNACCEPTABLE):
+    if entry.code in (_TOO_LARGE, _UNACCEPTABLE):
         return None  # refused twice: the lease will run out
     completion = entry.held.new_completion()
     code = _TOO_LARGE if verdict.reason == "PAYLOAD_TOO_LARGE" else _UNACCEPTABLE

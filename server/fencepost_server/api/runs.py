@@ -34,6 +34,7 @@ from fencepost_server.domain.run import RunKey
 from fencepost_server.engine.enqueue import EnqueueEntry, Enqueues, Outcome
 from fencepost_server.engine.job_creation import Origin
 from fencepost_server.engine.run_reads import RunReads
+from fencepost_server.engine.single_enqueue import SingleEnqueues
 from fencepost_server.errors import FencepostError
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
@@ -61,6 +62,7 @@ class RunServicer(run_service_pb2_grpc.RunServiceServicer):
         self,
         *,
         enqueues: Enqueues,
+        singles: SingleEnqueues,
         reads: RunReads,
         unary: UnaryCalls,
         sessions: Sessions,
@@ -71,6 +73,7 @@ class RunServicer(run_service_pb2_grpc.RunServiceServicer):
         page_tokens: PageTokens,
     ) -> None:
         self._enqueues = enqueues
+        self._singles = singles
         self._reads = reads
         self._unary = unary
         self._sessions = sessions
@@ -88,6 +91,10 @@ class RunServicer(run_service_pb2_grpc.RunServiceServicer):
         self._watching.drain()
         self._unary.drain()
 
+    async def finish(self) -> None:
+        """Until runs that are handed out with their enqueues are with their workers."""
+        await self._singles.finish()
+
     # Making runs ----------------------------------------------------------------------------
 
     async def EnqueueRun(
@@ -97,12 +104,8 @@ class RunServicer(run_service_pb2_grpc.RunServiceServicer):
         now = self._enqueues.now()
         entry = read_enqueue(request, now=now)
         origin = Origin(tenant=entry.job.tenant, now=now, trace_context=read_trace_context(context))
-        (outcome,) = await self._enqueues.enqueue(
-            origin, [entry], encode=write_enqueued, recall=read_remembered
-        )
-        if isinstance(outcome, FencepostError):
-            raise outcome
-        return run_service_pb2.EnqueueRunResponse.FromString(outcome)
+        answer = await self._singles.enqueue(origin, entry)
+        return run_service_pb2.EnqueueRunResponse.FromString(answer)
 
     async def BatchEnqueueRuns(
         self, request: run_service_pb2.BatchEnqueueRunsRequest, context: Context
@@ -284,7 +287,7 @@ class RunServicer(run_service_pb2_grpc.RunServiceServicer):
         """Gives up to 1,000 runs back."""
         return await self._unary.release(request)
 
-    # Not served yet -------------------------------------------------------------------------
+    # Dead letters and operations ------------------------------------------------------------
 
     async def ReplayRun(
         self, request: run_service_pb2.ReplayRunRequest, context: Context

@@ -30,6 +30,7 @@ from fencepost_server.api.jobs import JobServicer
 from fencepost_server.api.limits import MESSAGE_BYTES_MAX
 from fencepost_server.api.operation_calls import OperationCalls
 from fencepost_server.api.page_tokens import PageTokens
+from fencepost_server.api.plain_batch import PlainBatchCalls
 from fencepost_server.api.runs import RunServicer
 from fencepost_server.api.session import SessionParts
 from fencepost_server.api.settlement import Settlement
@@ -37,7 +38,8 @@ from fencepost_server.api.status import StatusInterceptor
 from fencepost_server.api.unary_calls import UnaryCalls
 from fencepost_server.api.undecodable import UndecodableInterceptor
 from fencepost_server.api.watch_calls import WatchCalls
-from fencepost_server.api.wire_worker import Assignments
+from fencepost_server.api.wire_assignment import Assignments
+from fencepost_server.api.wire_run import read_remembered, write_enqueued, write_remembered
 from fencepost_server.api.work import WorkSessions
 from fencepost_server.clock import DAY, SECOND, Duration
 from fencepost_server.config import Config
@@ -52,7 +54,9 @@ from fencepost_server.engine.jobs import Jobs
 from fencepost_server.engine.ledger import Ledger
 from fencepost_server.engine.loops import Loops, when_stored
 from fencepost_server.engine.notices import NoticeBoard
+from fencepost_server.engine.plain_enqueue import PlainEnqueues
 from fencepost_server.engine.run_reads import RunReads
+from fencepost_server.engine.single_enqueue import Answers, SingleEnqueues
 from fencepost_server.engine.unary_work import UnaryWork
 from fencepost_server.engine.workers import WorkerRegistry
 from fencepost_server.errors import StorageUnavailable
@@ -153,6 +157,7 @@ async def serve_api(
     loops.start("dispatcher", engine.dispatcher.run())
     loops.start("workers", engine.workers.run(interval=_WORKERS_INTERVAL))
     loops.start("rebalance", sessions.rebalance())
+    loops.start("watch_sessions", sessions.watch())
     loops.start("watches", engine.watches.run())
     loops.start("changes", engine.watches.prune_run())
     loops.start("notices", notices.run())
@@ -174,13 +179,16 @@ async def serve_api(
         runs.drain()
         sessions.drain()
         await stop
-        await _settled(sessions, unary, engine.workers)
+        await _settled(runs, sessions, unary, engine.workers)
 
 
-async def _settled(sessions: WorkSessions, unary: UnaryWork, workers: WorkerRegistry) -> None:
+async def _settled(
+    runs: RunServicer, sessions: WorkSessions, unary: UnaryWork, workers: WorkerRegistry
+) -> None:
     """Until what workers left behind is stored; leases run out by themselves if it cannot be."""
     try:
         async with asyncio.timeout(_SETTLE_MAX_S):
+            await runs.finish()
             await sessions.drained()
             await unary.finish()
             await workers.write()
@@ -227,9 +235,21 @@ def _add_services(
     reads = RunReads(
         database=database, catalogue=engine.catalogue, wake=engine.wakes, waits=engine.waits
     )
+    enqueues = Enqueues(
+        database=database, catalogue=engine.catalogue, specs=engine.specs, wake=engine.wakes
+    )
     runs = RunServicer(
-        enqueues=Enqueues(
-            database=database, catalogue=engine.catalogue, specs=engine.specs, wake=engine.wakes
+        enqueues=enqueues,
+        singles=SingleEnqueues(
+            database=database,
+            catalogue=engine.catalogue,
+            specs=engine.specs,
+            wake=engine.wakes,
+            handouts=engine.handouts,
+            enqueues=enqueues,
+            answers=Answers(
+                encode=write_enqueued, remember=write_remembered, recall=read_remembered
+            ),
         ),
         reads=reads,
         unary=UnaryCalls(
@@ -268,6 +288,12 @@ def _add_services(
         page_tokens=page_tokens,
     )
     run_service_pb2_grpc.add_RunServiceServicer_to_server(runs, server)
+    PlainBatchCalls(
+        enqueues=PlainEnqueues(
+            database=database, catalogue=engine.catalogue, specs=engine.specs, wake=engine.wakes
+        ),
+        otherwise=runs.BatchEnqueueRuns,
+    ).add_to_server(server)
     return runs
 
 

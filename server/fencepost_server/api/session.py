@@ -7,7 +7,6 @@ have received is taken back (protocol S15).
 import asyncio
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 import structlog
@@ -18,16 +17,14 @@ from fencepost_server.api.inventory import read_inventory
 from fencepost_server.api.limits import CREDIT_WINDOW_MAX
 from fencepost_server.api.outbox import WRITE_WAIT_MAX, Outbox
 from fencepost_server.api.settlement import Settlement
+from fencepost_server.api.wire_assignment import Assignments
+from fencepost_server.api.wire_reports import accepted, read_completions, write_verdicts
 from fencepost_server.api.wire_worker import (
-    Assignments,
     Fenced,
     Read,
-    read_completion,
     read_release,
     write_notice,
-    write_refusal,
     write_run_key,
-    write_verdict,
 )
 from fencepost_server.clock import SECOND, Clock, Duration, monotonic
 from fencepost_server.domain.run import RunKey
@@ -36,7 +33,15 @@ from fencepost_server.engine.dealing import Subscription
 from fencepost_server.engine.dispatcher import Dispatcher
 from fencepost_server.engine.lifecycle import Lifecycle
 from fencepost_server.engine.notices import NoticeBoard
-from fencepost_server.engine.verdicts import Judged, Notice, Renewal, Report, Verdict
+from fencepost_server.engine.verdicts import (
+    Judged,
+    Notice,
+    PlainSuccess,
+    Renewal,
+    Report,
+    Verdict,
+    attempt_of,
+)
 from fencepost_server.engine.workers import WorkerMark, WorkerRegistry
 from fencepost_server.errors import (
     FencepostError,
@@ -95,6 +100,8 @@ class Session:
         self._is_newest = True
         self._close_at: int | None = None
         self._group: asyncio.TaskGroup | None = None
+        # Done, with an error or without, when `look` has nothing to do any more.
+        self._over: asyncio.Future[None] | None = None
 
     # Subscriber ---------------------------------------------------------------------------
 
@@ -125,7 +132,7 @@ class Session:
         self._sent += len(runs)
         self._in_flight.took(runs)
         now = self._parts.clock.now()
-        self.outbox.deal(runs, partial(self._parts.assignments.fill, now=now))
+        self.outbox.deal(runs, self._parts.assignments.encode(runs, now=now))
 
     def tell(self, notices: Sequence[Notice]) -> None:
         """Say early what the next heartbeat would be answered with."""
@@ -175,7 +182,8 @@ class Session:
         """
         async with asyncio.TaskGroup() as group:
             self._group = group
-            watch = group.create_task(self._watch())
+            self._over = asyncio.get_running_loop().create_future()
+            watch = group.create_task(_result(self._over))
             try:
                 async for request in requests:
                     self._heard_at = monotonic()
@@ -189,6 +197,20 @@ class Session:
             finally:
                 watch.cancel()
         self._group = None
+
+    def look(self) -> None:
+        """Twice a second: end what is silent or drained too long, take back runs nobody reads."""
+        if self._over is None or self._over.done():
+            return
+        now = monotonic()
+        if now - self._heard_at > EXPIRED_AFTER:
+            self._over.set_exception(SessionExpired("nothing was heard of the worker for 30 s"))
+        elif self._close_at is not None and now > self._close_at:
+            self._over.set_exception(
+                ServerDraining("the session was drained and its time to close is over")
+            )
+        else:
+            self._give_back(self.outbox.drop_unwritten(older_than=WRITE_WAIT_MAX))
 
     def end(self) -> None:
         """The stream is over, however: settle what the worker cannot have (protocol S15)."""
@@ -275,7 +297,7 @@ class Session:
             self._parts.workers.seen(self.mark("ready" if self._takes_runs else "draining"))
 
     async def _complete(self, completions: Sequence[worker_pb2.Completion]) -> None:
-        await self._report(completions, [read_completion(each) for each in completions])
+        await self._report(completions, read_completions(completions))
 
     async def _release(self, releases: Sequence[worker_pb2.Release]) -> None:
         await self._report(releases, [read_release(each) for each in releases])
@@ -283,29 +305,24 @@ class Session:
     async def _report(
         self,
         messages: Sequence[Fenced],
-        read: Sequence[Read],
+        read: Sequence[Read | PlainSuccess],
     ) -> None:
         """Verdicts for entries of one message, after the commit of those that could be read."""
-        verdicts = [
-            write_refusal(message, each)
-            for message, each in zip(messages, read, strict=True)
-            if not isinstance(each, Report)
-        ]
-        reports = [each for each in read if isinstance(each, Report)]
+        message = run_service_pb2.WorkResponse()
+        told, reports = accepted(messages, read, message.verdicts)
         judged: Sequence[Judged]
         try:
             judged = await self._parts.lifecycle.report(reports)
         except FencepostError as error:
             _log.info("reports_put_off", reports=len(reports), error=error.message)
             judged = [Judged(Verdict.RETRY)] * len(reports)
-        for report, answer in zip(reports, judged, strict=True):
-            verdicts.append(write_verdict(report.key, report.attempt, answer))
-            if answer.verdict is not Verdict.RETRY:
-                self._in_flight.ended((report.key, report.attempt))
-        if verdicts:
-            message = worker_pb2.Verdicts(verdicts=verdicts)
-            self.outbox.say(run_service_pb2.WorkResponse(verdicts=message))
+        write_verdicts(told, reports, judged, message.verdicts)
+        if messages:
+            self.outbox.say(message)
         if self._in_flight.is_bounded:
+            for report, answer in zip(reports, judged, strict=True):
+                if answer.verdict is not Verdict.RETRY:
+                    self._in_flight.ended(attempt_of(report))
             self._parts.dispatcher.credit_raised()
 
     async def _goodbye(self, goodbye: worker_pb2.Goodbye) -> None:
@@ -322,18 +339,12 @@ class Session:
         self._parts.settle.unreceipted([run for run in unreceipted if run not in named])
         self._left = True
 
-    async def _watch(self) -> None:
-        """Ends a silent session and takes back runs that nobody reads."""
-        while True:
-            await asyncio.sleep(0.5)
-            if monotonic() - self._heard_at > EXPIRED_AFTER:
-                raise SessionExpired("nothing was heard of the worker for 30 s")
-            if self._close_at is not None and monotonic() > self._close_at:
-                raise ServerDraining("the session was drained and its time to close is over")
-            self._give_back(self.outbox.drop_unwritten(older_than=WRITE_WAIT_MAX))
-
     def _give_back(self, runs: Sequence[tuple[RunKey, int]]) -> None:
         self._sent -= len(runs)
         for run in runs:
             self._in_flight.ended(run)
         self._parts.settle.undelivered(runs)
+
+
+async def _result(future: "asyncio.Future[None]") -> None:
+    await future

@@ -24,31 +24,39 @@ async def read_subscriptions(
     """
     if not 1 <= len(messages) <= SUBSCRIPTIONS_MAX:
         raise validate.refused(field, len(messages), f"1 to {SUBSCRIPTIONS_MAX} queues")
-    found: dict[int, Subscription] = {}
-    tenant_ids: set[int] = set()
+    read = {}
     for place, message in enumerate(messages):
         path = f"{field}[{place}]"
-        name = parse_queue(message.queue, field=f"{path}.queue")
-        if len(message.kinds) > KINDS_MAX:
-            raise validate.refused(
-                f"{path}.kinds", len(message.kinds), f"at most {KINDS_MAX} kinds"
-            )
-        kinds = {validate.kind(kind, field=f"{path}.kinds") for kind in message.kinds}
-        weight = validate.optional_integer(
-            message.weight, field=f"{path}.weight", minimum=1, maximum=WEIGHT_MAX
-        )
-        in_flight_max = validate.integer(
-            message.max_in_flight, field=f"{path}.max_in_flight", minimum=0, maximum=_IN_FLIGHT_MAX
-        )
-        queue_id = await catalogue.queue_id(name.tenant, name.queue_name)
-        if queue_id in found:
+        name, kinds, weight, in_flight_max = _read(message, path)
+        if name in read:
             raise validate.refused(f"{path}.queue", message.queue, "each queue once")
-        kind_ids = await catalogue.kind_ids(kinds) if kinds else None
-        found[queue_id] = Subscription(
-            queue_id=queue_id,
-            kind_ids=None if kind_ids is None else frozenset(kind_ids.values()),
+        read[name] = (kinds, weight, in_flight_max)
+    queues = await catalogue.queues(read)
+    kind_ids = await catalogue.kind_ids(set().union(*(kinds for kinds, _, _ in read.values())))
+    found = {
+        queues[name][1]: Subscription(
+            queue_id=queues[name][1],
+            kind_ids=frozenset(kind_ids[kind] for kind in kinds) if kinds else None,
             in_flight_max=in_flight_max,
-            weight=weight or 1,
+            weight=weight,
         )
-        tenant_ids.add(await catalogue.tenant_id(name.tenant))
-    return found, tenant_ids
+        for name, (kinds, weight, in_flight_max) in read.items()
+    }
+    return found, {tenant_id for tenant_id, _ in queues.values()}
+
+
+def _read(
+    message: worker_pb2.QueueSubscription, path: str
+) -> tuple[tuple[str, str], set[str], int, int]:
+    """(tenant, queue name), kinds, weight and bound of one subscription."""
+    name = parse_queue(message.queue, field=f"{path}.queue")
+    if len(message.kinds) > KINDS_MAX:
+        raise validate.refused(f"{path}.kinds", len(message.kinds), f"at most {KINDS_MAX} kinds")
+    kinds = {validate.kind(kind, field=f"{path}.kinds") for kind in message.kinds}
+    weight = validate.optional_integer(
+        message.weight, field=f"{path}.weight", minimum=1, maximum=WEIGHT_MAX
+    )
+    in_flight_max = validate.integer(
+        message.max_in_flight, field=f"{path}.max_in_flight", minimum=0, maximum=_IN_FLIGHT_MAX
+    )
+    return (name.tenant, name.queue_name), kinds, weight or 1, in_flight_max

@@ -12,8 +12,8 @@ from fencepost_server.api.limits import HELD_RUNS_MAX
 from fencepost_server.api.request_ids import read_request
 from fencepost_server.api.subscriptions import read_subscriptions
 from fencepost_server.api.wire_admin import pack_subscriptions
+from fencepost_server.api.wire_assignment import Assignments
 from fencepost_server.api.wire_worker import (
-    Assignments,
     Read,
     read_completion,
     read_held,

@@ -133,6 +133,12 @@ def write_enqueued(made: Enqueued) -> bytes:
     return run_service_pb2.EnqueueRunResponse(run=run, existing=made.existing).SerializeToString()
 
 
+def write_remembered(tenant: str, key: RunKey) -> bytes:
+    """What a request id is remembered by, for `read_remembered`."""
+    run = run_pb2.Run(name=format_run(tenant, key.job_id, key.scheduled_at))
+    return run_service_pb2.EnqueueRunResponse(run=run).SerializeToString()
+
+
 def read_remembered(note: bytes) -> tuple[RunKey, bool]:
     """The run that a request id is remembered by, and whether it was there before.
 

@@ -4,7 +4,6 @@ Reading checks every field; an entry that is refused is an error of its own and 
 the batch or the stream that it came in.
 """
 
-from collections import OrderedDict
 from typing import Protocol, TypeAlias, cast
 
 import structlog
@@ -21,11 +20,9 @@ from fencepost_server.api.wire_failure import (
     read_timings,
 )
 from fencepost_server.api.wire_payload import read_payload
-from fencepost_server.clock import HOUR, SECOND, Duration, Instant
-from fencepost_server.domain.names import format_job, format_queue, is_uuid
-from fencepost_server.domain.run import RunKey, traceparent
-from fencepost_server.engine.claims import Claimed
-from fencepost_server.engine.specs import SpecKey
+from fencepost_server.clock import HOUR, SECOND, Duration
+from fencepost_server.domain.names import is_uuid
+from fencepost_server.domain.run import RunKey
 from fencepost_server.engine.verdicts import Held, Judged, Notice, Report, Verdict
 from fencepost_server.errors import FencepostError, InvalidField, PayloadTooLarge
 from fencepost_server.policy.outcome import (
@@ -250,73 +247,3 @@ def write_retry(message: Fenced, *, after: Duration = RETRY_AFTER) -> worker_pb2
 def unknown_attempt_text(key: RunKey, attempt: int, current: int) -> str:
     """The one text for an attempt that was never handed out."""
     return f"attempt {attempt} of {key} was never handed out; the newest is {current}"
-
-
-# Assignments ------------------------------------------------------------------------------
-
-
-class Assignments:
-    """Makes assignments from a copied template per version of a job, of which it keeps the
-    `size` used last: several times cheaper than from single fields."""
-
-    def __init__(self, *, size: int = 10_000) -> None:
-        self._size = size
-        self._templates: OrderedDict[SpecKey, worker_pb2.Assignment] = OrderedDict()
-
-    def write(self, run: Claimed, *, now: Instant) -> worker_pb2.Assignment:
-        """Everything the handler needs; `now` is when the message is about to be written."""
-        message = worker_pb2.Assignment()
-        self.fill(message, run, now=now)
-        return message
-
-    def fill(self, message: worker_pb2.Assignment, run: Claimed, *, now: Instant) -> None:
-        """As `write`, into an empty message that may be part of another one already."""
-        key = run.key
-        message.CopyFrom(self._template(run))
-        message.attempt = run.attempt
-        write_run_key(key, message.run)
-        left = max(0, run.lease_until - now)
-        message.lease_remaining.seconds = left // SECOND
-        message.lease_remaining.nanos = left % SECOND * 1000
-        message.trace_context.traceparent = traceparent(key, run.attempt)
-        if run.failure_count:
-            message.failure_count = run.failure_count
-        if run.payload is not None:
-            message.payload.ParseFromString(run.payload)
-        if run.labels is not None:
-            message.labels.clear()
-            message.labels.update(run.labels)
-        if run.progress is not None:
-            message.progress.ParseFromString(run.progress)
-        if run.last_failure is not None:
-            message.last_failure.ParseFromString(run.last_failure)
-
-    def _template(self, run: Claimed) -> worker_pb2.Assignment:
-        key = SpecKey(run.key.job_id, run.version)
-        found = self._templates.get(key)
-        if found is None:
-            found = self._templates[key] = _template_of(run)
-            if len(self._templates) > self._size:
-                self._templates.popitem(last=False)
-        else:
-            self._templates.move_to_end(key)
-        return found
-
-
-def _template_of(run: Claimed) -> worker_pb2.Assignment:
-    spec, limits = run.spec.spec, run.spec.spec.limits
-    message = worker_pb2.Assignment(
-        queue=format_queue(run.spec.tenant, spec.target.queue_name),
-        kind=spec.target.kind,
-        job=format_job(run.spec.tenant, run.spec.job_name),
-        start_mode=int(limits.start_mode),  # type: ignore[arg-type]
-        lease_uncertain_action=int(limits.lease_uncertain_action),  # type: ignore[arg-type]
-        max_failures=spec.retry_policy.max_failures,
-        labels=spec.labels,
-    )
-    message.lease_ttl.FromMicroseconds(run.lease_ttl)
-    message.attempt_timeout.FromMicroseconds(limits.attempt_timeout)
-    message.cancel_grace.FromMicroseconds(limits.cancel_grace)
-    if run.spec.payload is not None:
-        message.payload.ParseFromString(run.spec.payload)
-    return message

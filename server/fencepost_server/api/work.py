@@ -47,6 +47,7 @@ CLOSE_AFTER: Duration = 30 * SECOND
 # A session this old is asked to move, give or take a fifth, so that load spreads.
 SESSION_AGE: Duration = 25 * MINUTE
 _AGE_LOOK_S = 10
+_LOOK_S = 0.5
 _SDK_TEXTS = [field.name for field in worker_pb2.SdkInfo.DESCRIPTOR.fields]
 # Rows of an inventory that others have locked are tried so often, so long apart.
 _RENEW_TRIES = 10
@@ -115,6 +116,13 @@ class WorkSessions:
         """Until every session has ended, and what they left is settled."""
         await self._closed.wait()
         await self._parts.settle.finish()
+
+    async def watch(self) -> None:
+        """Look after all sessions, until cancelled: one timer, however many they are."""
+        while True:
+            await asyncio.sleep(_LOOK_S)
+            for session in list(self._open):
+                session.look()
 
     async def rebalance(self) -> None:
         """Ask sessions that have grown old to move, until cancelled."""

@@ -15,6 +15,7 @@ from fencepost_server.engine.end_waits import EndWaits
 from fencepost_server.engine.firing import Scheduler
 from fencepost_server.engine.forecast_count import ForecastCount
 from fencepost_server.engine.governor import AHEAD, Governor
+from fencepost_server.engine.handout import HandOuts
 from fencepost_server.engine.lifecycle import Lifecycle
 from fencepost_server.engine.loops import Loops
 from fencepost_server.engine.promoter import Promoter
@@ -48,6 +49,7 @@ class Engine:
     claimer: Claimer
     dispatcher: Dispatcher
     workers: WorkerRegistry
+    handouts: HandOuts
     watches: Watches
     waits: EndWaits
 
@@ -82,6 +84,8 @@ def build_engine(
     lifecycle.refills = Refills(
         pool=database.hot, clock=database.clock, claimer=claimer, dispatcher=dispatcher
     )
+    handouts = HandOuts(dispatcher=dispatcher, claimer=claimer)
+    handouts.handed_out.append(watches.hint)
     lifecycle.changed += [waits.ended, lambda keys: watches.hint()]
     return Engine(
         clock_keeper=Timekeeper(database=database, storage_changed=storage_told),
@@ -92,6 +96,7 @@ def build_engine(
         claimer=claimer,
         dispatcher=dispatcher,
         workers=WorkerRegistry(database=database, clock=database.clock),
+        handouts=handouts,
         watches=watches,
         waits=waits,
     )
@@ -138,6 +143,7 @@ def start_scheduler(
     backfills.is_trusted = bulk.is_trusted = scheduler.is_trusted
     governor.is_trusted = forecasts.is_trusted = scheduler.is_trusted
     engine.wakes.jobs_woken.append(scheduler.wake)
+    engine.wakes.attempts_woken.append(lambda affected: reaper.look_soon())
     engine.lifecycle.serial_ended.append(promoter.ended)
     engine.wakes.ends_woken.append(promoter.ended)
     loops.start(

@@ -1,6 +1,9 @@
-"""Who takes runs of which queue, and who of them gets the next: round-robin over credit."""
+"""Who takes runs of which queue, and who of them gets the next: round-robin over credit, and
+with a backlog by whole messages.
+"""
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterator, KeysView, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
@@ -8,6 +11,13 @@ from typing import Protocol
 from fencepost_server.engine.claims import Claimed
 from fencepost_server.engine.queue_book import QueueBook
 from fencepost_server.policy.fairness import Turns
+
+# Subscribers that are asked for credit when one run looks for one of them.
+_ASKED_MAX = 8
+# With a backlog, subscribers take turns by so many runs, as many as a message holds.
+_BLOCK_MAX = 128
+# Each claim in a row that was as large as a claim may be, and full, makes the block larger.
+_BLOCKS = (1, 4, 16, 64, _BLOCK_MAX)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +87,7 @@ class Dealer:
                 self._subscribers.pop(queue_id, None)
 
     @property
-    def queue_ids(self) -> Collection[int]:
+    def queue_ids(self) -> KeysView[int]:
         """Queues with a subscriber."""
         return self._subscribers.keys()
 
@@ -94,56 +104,110 @@ class Dealer:
     ) -> dict[frozenset[tuple[int, int]], list[Subscriber]]:
         """Subscribers with credit, grouped by the ready lanes they take."""
         groups: dict[frozenset[tuple[int, int]], list[Subscriber]] = {}
+        # By what a subscription takes, which is the same for most.
+        accepted: dict[frozenset[int] | None, frozenset[tuple[int, int]]] = {}
         for subscriber in self._subscribers.get(queue_id, ()):
             if self._credit(queue_id, subscriber) <= 0:
                 continue
             subscription = subscriber.subscriptions[queue_id]
-            accepted = frozenset(lane for lane in lanes if subscription.takes(lane[0]))
-            if accepted:
-                groups.setdefault(accepted, []).append(subscriber)
+            taken = accepted.get(subscription.kind_ids)
+            if taken is None:
+                taken = frozenset(lane for lane in lanes if subscription.takes(lane[0]))
+                accepted[subscription.kind_ids] = taken
+            if taken:
+                groups.setdefault(taken, []).append(subscriber)
         return groups
 
+    def next_taker(self, queue_id: int, kind_id: int) -> Subscriber | None:
+        """One with credit who takes runs of this kind, another one each time. Only some are
+        asked, so that the answer costs the same however many there are.
+        """
+        subscribers = self._subscribers.get(queue_id, ())
+        self._turn += 1
+        for step in range(min(len(subscribers), _ASKED_MAX)):
+            subscriber = subscribers[(self._turn + step) % len(subscribers)]
+            if subscriber.subscriptions[queue_id].takes(kind_id) and (
+                self._credit(queue_id, subscriber) > 0
+            ):
+                return subscriber
+        return None
+
     def deal(
-        self, queue_id: int, takers: Sequence[Subscriber], giving: Collection[int]
+        self,
+        queue_id: int,
+        takers: Sequence[Subscriber],
+        giving: Collection[int],
+        full: int = 0,
     ) -> list[Subscriber]:
         """Who gets the first run, the second, ...: round-robin over the credit in hand.
 
         A worker that listens to several of the queues that are `giving`, as in the last
-        `order`, leaves each its share.
+        `order`, leaves each its share. `full`: how many claims in a row gave as many runs as a
+        claim may. With such a backlog and more credit than one claim can use, some take part
+        with whole messages, and the others in the next claims. Those who take part are dealt
+        round-robin all the same: if the claim finds little, it spreads.
         """
         shares = [(subscriber, self._share(queue_id, subscriber, giving)) for subscriber in takers]
         left = [(subscriber, share) for subscriber, share in shares if share > 0]
-        self._turn += 1
-        start = self._turn % max(1, len(left))
-        left = left[start:] + left[:start]
+        block = _BLOCKS[min(full, len(_BLOCKS) - 1)]
+        if block > 1 and sum(min(share, block) for _, share in left) > self._batch_max:
+            left = self._next_by_blocks(queue_id, left, block)
+        else:
+            self._turn += 1
+            start = self._turn % max(1, len(left))
+            left = left[start:] + left[:start]
         slots: list[Subscriber] = []
         while left and len(slots) < self._batch_max:
+            # As many rounds at once as everybody who is left takes part in.
             room = self._batch_max - len(slots)
-            slots.extend(subscriber for subscriber, _ in left[:room])
-            left = [(subscriber, n - 1) for subscriber, n in left if n > 1]
+            rounds = max(1, min(min(share for _, share in left), room // len(left)))
+            slots += [subscriber for subscriber, _ in left[:room]] * rounds
+            left = [(subscriber, n - rounds) for subscriber, n in left if n > rounds]
         return slots
+
+    def _next_by_blocks(
+        self, queue_id: int, left: Sequence[tuple[Subscriber, int]], block: int
+    ) -> list[tuple[Subscriber, int]]:
+        """Those whose turn it is, enough for one claim; whoever has had its turn is last."""
+        chosen: list[tuple[Subscriber, int]] = []
+        room = self._batch_max
+        for subscriber, share in left:
+            chosen.append((subscriber, min(share, block)))
+            room -= chosen[-1][1]
+            if room <= 0:
+                break
+        served = {id(subscriber) for subscriber, _ in chosen}
+        subscribers = self._subscribers.get(queue_id, [])
+        # Sorting is stable.
+        subscribers.sort(key=lambda subscriber: id(subscriber) in served)
+        return chosen
 
     @contextmanager
     def offered(self, slots: Sequence[Subscriber]) -> Iterator[None]:
         """While a claim for these slots is under way, no other is made for the same credit."""
-        for slot in slots:
-            self._offered[id(slot)] = self._offered.get(id(slot), 0) + 1
+        counts = Counter(map(id, slots))
+        for place, count in counts.items():
+            self._offered[place] = self._offered.get(place, 0) + count
         try:
             yield
         finally:
-            for slot in slots:
-                self._offered[id(slot)] -= 1
-                if not self._offered[id(slot)]:
-                    del self._offered[id(slot)]
+            for place, count in counts.items():
+                self._offered[place] -= count
+                if not self._offered[place]:
+                    del self._offered[place]
 
     def deliver(self, queue_id: int, slots: Sequence[Subscriber], runs: Sequence[Claimed]) -> None:
         """Hands over what a claim for these slots gave."""
         settings = self._book.settings[queue_id]
-        hands: dict[int, tuple[Subscriber, list[Claimed]]] = {}
-        for run in runs:
-            slot = slots[run.place - 1]
-            hands.setdefault(id(slot), (slot, []))[1].append(run)
-        for subscriber, dealt in hands.values():
+        takers = {id(slot): slot for slot in slots}
+        hands: dict[int, Sequence[Claimed]] = {id(slots[0]): runs} if runs else {}
+        if len(takers) > 1:
+            lists: dict[int, list[Claimed]] = {}
+            for run in runs:
+                lists.setdefault(id(slots[run.place - 1]), []).append(run)
+            hands = dict(lists)
+        for place, dealt in hands.items():
+            subscriber = takers[place]
             subscriber.deliver(dealt)
             self._turns.charge(
                 queue_id,
@@ -157,10 +221,13 @@ class Dealer:
         return subscriber.credit(queue_id) - self._offered.get(id(subscriber), 0)
 
     def _share(self, queue_id: int, subscriber: Subscriber, giving: Collection[int]) -> int:
+        credit = self._credit(queue_id, subscriber)
         known = [each for each in subscriber.subscriptions if each in giving]
+        if len(known) == 1:
+            return credit
         settings = self._book.settings
         shares = self._turns.shares(
-            self._credit(queue_id, subscriber),
+            credit,
             self._book.tenants(known),
             {
                 each: (subscriber.subscriptions[each].weight, settings[each].weight)

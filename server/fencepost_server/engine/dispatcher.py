@@ -1,7 +1,7 @@
 """Brings ready runs to workers: claims for the credit in hand, and never for more.
 
 Sessions and long polls subscribe; one loop claims per queue for the sum of its subscribers'
-credits and deals the runs round-robin. A run never waits in the server for a worker.
+credits and deals the runs in rotation. A run never waits in the server for a worker.
 """
 
 import asyncio
@@ -23,6 +23,8 @@ _SQL = load("claims")
 _log = structlog.get_logger("dispatcher")
 
 _LANES_MAX = 100_000
+# Settings of so many queues that hold nothing are read again with each scan.
+_IDLE_READ = 500
 
 
 class Dispatcher:
@@ -35,12 +37,15 @@ class Dispatcher:
         self._pool = pool
         self._clock = clock
         self._claimer = claimer
+        self._batch_max = batch_max
         self._poll = poll
         self.lanes = Lanes()
         self.book = QueueBook(pool=pool, clock=clock)
         self.dealer = Dealer(book=self.book, batch_max=batch_max)
         # Queues with places that other processes have not heard of yet.
         self._untold: set[int] = set()
+        # Queues that were subscribed to and whose settings nobody has read yet.
+        self._unread: set[int] = set()
         self._scan_asked = False
         self._woken = asyncio.Event()
         self._ready: dict[int, set[asyncio.Event]] = {}
@@ -51,6 +56,7 @@ class Dispatcher:
     def subscribe(self, subscriber: Subscriber) -> None:
         """Runs of its queues may go to it from now on."""
         self.dealer.subscribe(subscriber)
+        self._unread |= subscriber.subscriptions.keys() - self.book.settings.keys()
         self._woken.set()
 
     def unsubscribe(self, subscriber: Subscriber) -> None:
@@ -153,16 +159,21 @@ class Dispatcher:
         self.book.open_all()
         self.lanes.begin()
         rows = await self._pool.fetch(_SQL["ready_lanes"], lanes_max=_LANES_MAX)
-        self.lanes.replace(
+        found = [
             (Lane(row["queue_id"], row["kind_id"], row["priority"]), row["available_at"])
             for row in rows
-        )
+        ]
+        self.lanes.replace(found)
+        self.book.lower_bounds(found)
         now = self._clock.now()
         for queue_id, events in self._ready.items():
             if self.lanes.ready(queue_id, now):
                 for event in events:
                     event.set()
-        await self.book.load({*self.dealer.queue_ids, *self._ready})
+        # Of queues that hold nothing, a claim that comes with a hint finds out what has changed.
+        held = self.held()
+        idle = (each for each in {*self.dealer.queue_ids, *self._ready} if each not in held)
+        await self.book.load({*held, *self.book.oldest(idle, _IDLE_READ)})
 
     async def dispatch(self) -> int:
         """One round over the queues that have both credit and ready runs; runs claimed."""
@@ -174,9 +185,9 @@ class Dispatcher:
 
     async def _round(self, untold: set[int]) -> int:
         """Takes queues out of `untold` whose places it has all used."""
-        await self.book.load(
-            each for each in self.dealer.queue_ids if each not in self.book.settings
-        )
+        unread = set(self._unread)
+        await self.book.load(unread)
+        self._unread -= unread
         claimed, giving = 0, self.giving()
         while giving and not claimed:
             before = giving
@@ -190,7 +201,11 @@ class Dispatcher:
 
     def giving(self) -> set[int]:
         """Queues with a subscriber and, as far as known, with something for it."""
-        return {queue_id for queue_id in self.dealer.queue_ids if self._gives(queue_id)}
+        return {queue_id for queue_id in self.held() if self._gives(queue_id)}
+
+    def held(self) -> set[int]:
+        """Queues with a subscriber that hold something, now or later, as far as known."""
+        return self.lanes.queue_ids & self.dealer.queue_ids
 
     def _gives(self, queue_id: int) -> bool:
         """Whether a claim may find something, as far as this process knows."""
@@ -200,6 +215,26 @@ class Dispatcher:
             and not settings.paused
             and not self.book.is_closed(queue_id)
             and bool(self.lanes.ready(queue_id, self._clock.now()))
+        )
+
+    def gives_at_once(self, queue_id: int) -> bool:
+        """Whether a new run of this queue may go to a subscriber with the commit that makes it:
+        nothing limits or pauses the queue, and no long poll waits for its turn there.
+        """
+        settings = self.book.settings.get(queue_id)
+        return (
+            settings is not None
+            and not (self.is_draining or settings.paused or settings.is_capped)
+            and queue_id not in self._ready
+        )
+
+    def is_idle_for(self, subscriber: Subscriber, now: Instant) -> bool:
+        """Whether, as far as known, nothing is ready that this subscriber takes."""
+        subscriptions = subscriber.subscriptions
+        return not any(
+            subscriptions[queue_id].takes(kind_id)
+            for queue_id in self.lanes.queue_ids & subscriptions.keys()
+            for kind_id, _ in self.lanes.ready(queue_id, now)
         )
 
     def takers_of_all(self, queue_id: int, now: Instant) -> Sequence[Subscriber]:
@@ -226,11 +261,16 @@ class Dispatcher:
         claimed = 0
         lanes = self.lanes.ready(queue_id, self._clock.now())
         for accepted, takers in self.dealer.takers(queue_id, lanes).items():
-            slots = self.dealer.deal(queue_id, takers, giving)
+            full = self.lanes.full_claims(queue_id, accepted)
+            slots = self.dealer.deal(queue_id, takers, giving, full)
             if not slots:
                 continue
             with self.dealer.offered(slots):
-                given = await self._claim(queue_id, accepted, slots, settings)
+                given = 0
+                if full and len(accepted) > 1 and not settings.is_capped:
+                    given = await self._claim_heads(queue_id, accepted, slots)
+                if not given:
+                    given = await self._claim(queue_id, accepted, slots, settings)
             if given < len(slots) and accepted == lanes:
                 untold.discard(queue_id)
             claimed += given
@@ -254,6 +294,8 @@ class Dispatcher:
             after=self.book.bound(queue_id, lanes, started_at),
         )
         self.dealer.deliver(queue_id, slots, runs)
+        if len(runs) < len(slots) or len(slots) >= self._batch_max:
+            self.lanes.gave(queue_id, lanes, is_full=len(runs) == len(slots))
         if len(runs) < len(slots):
             if settings.is_capped:
                 # Fewer runs do not mean that no more are ready: the lanes stay, and the queue
@@ -264,14 +306,38 @@ class Dispatcher:
                 self.book.raise_bounds(queue_id, lanes, started_at)
         return len(runs)
 
+    async def _claim_heads(
+        self, queue_id: int, lanes: frozenset[tuple[int, int]], slots: Sequence[Subscriber]
+    ) -> int:
+        """As `_claim` while several lanes hold a backlog: locks no more runs than it takes.
+
+        If it gives less, others hold some of them or the backlog is over; that nothing is left
+        is not known then.
+        """
+        self.lanes.begin()
+        after = self.book.bound(queue_id, lanes, self._clock.now())
+        heads = await self._claimer.heads(queue_id, lanes=lanes, runs_max=len(slots), after=after)
+        if not heads:
+            return 0
+        runs = await self._claimer.claim(
+            queue_id,
+            lanes=heads.keys(),
+            worker_ids=[slot.worker_id for slot in slots],
+            is_capped=False,
+            after=after,
+            heads=heads,
+        )
+        self.dealer.deliver(queue_id, slots, runs)
+        if len(runs) < len(slots):
+            self.lanes.gave(queue_id, lanes, is_full=False)
+        return len(runs)
+
     async def _sleep(self, until: float) -> None:
         """Until a hint, new credit, a lane that gets ready, or the next scan."""
         now = self._clock.now()
         loop = asyncio.get_running_loop()
-        for coming in (
-            self.lanes.next_at(self.dealer.queue_ids, now),
-            self.book.opens_at(self.dealer.queue_ids),
-        ):
+        held = self.held()
+        for coming in (self.lanes.next_at(held, now), self.book.opens_at(held)):
             if coming is not None:
                 until = min(until, loop.time() + (coming - now) / SECOND + 0.001)
         try:

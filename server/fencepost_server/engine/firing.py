@@ -6,7 +6,7 @@ distinct (schedule, instant), and hands rows that need thought to `settle`.
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import structlog
 
@@ -22,28 +22,26 @@ from fencepost_server.clock import (
 )
 from fencepost_server.cluster.ownership import Ownership
 from fencepost_server.domain.run import Lane
-from fencepost_server.domain.schedule import CronSpec, spec_from_json
 from fencepost_server.engine.governor import PARKED_MAX, Outages
+from fencepost_server.engine.next_fires import NextFires
 from fencepost_server.engine.settle import settle
 from fencepost_server.engine.tzdata import TzdataFollower
 from fencepost_server.engine.wake import Wake
-from fencepost_server.errors import FencepostError, StorageUnavailable
-from fencepost_server.policy.cron import CronRule, compile_cron
+from fencepost_server.errors import StorageUnavailable
 from fencepost_server.policy.zone_source import ZoneSource, pinned
-from fencepost_server.store.database import Database
+from fencepost_server.store.database import ConflictError, Database, Row
 from fencepost_server.store.statements import load
 
 _SQL = load("firing")
 _log = structlog.get_logger("firing")
 
-# A pass over many partitions takes few rows of each; a full one gets its own statements.
-_SHARED_BATCH = 64
+# From this many due partitions on, statements go side by side from the start.
+_SLICE_MIN = 64
 _SETTLE_BATCH = 200
 # The bound of due scans trails the last complete pass by this much, because a creation may
 # commit late; a pass without the bound runs every minute.
 _BOUND_LAG: Duration = 30 * SECOND
 _UNBOUNDED_EVERY: Duration = MINUTE
-_RULES_MAX = 50_000
 
 
 class Scheduler:
@@ -78,7 +76,7 @@ class Scheduler:
         self.is_trusted: Callable[[], bool] = lambda: True
         self._zones = zones if zones is not None else pinned()
         self._tzdata = TzdataFollower(database, clock, self._zones)
-        self._rules: dict[int, CronRule] = {}
+        self._next_fires = NextFires(database=database, zones=self._zones)
         # Rules whose zone another server knows newer data of.
         self._withheld: list[int] = []
         self._bound: Instant = 0
@@ -132,6 +130,8 @@ class Scheduler:
             fired = await self._fire(due)
             return 0 if fired else contended
         self._bound = max(self._bound, now - _BOUND_LAG)
+        await self._next_fires.learn_expected()
+        now = self._clock.now()
         following = min(earliest.values(), default=now + poll)
         # One millisecond of grace, so that the statement's now is not a hair before the fire.
         return max(MILLISECOND, min(poll, following - now + MILLISECOND))
@@ -154,35 +154,94 @@ class Scheduler:
         return [partition for partition, at in earliest.items() if at <= now]
 
     async def _fire(self, due: Sequence[int]) -> int:
-        """Fires everything due in these partitions: a shared batch first, then what is full."""
-        fired, full = await self._fire_batch(due, _SHARED_BATCH)
-        pending = deque(full)
-        counts = [0] * self._concurrency
+        """Fires everything due in these partitions; returns the fires decided.
 
-        async def work(place: int) -> None:
-            while pending:
-                partition = pending.popleft()
-                made, still_full = await self._fire_batch([partition], self._batch_max)
-                counts[place] += made
-                pending.extend(still_full)
+        A statement takes a few rows of each of many partitions: what was made together lies
+        together, so that it writes each page once, and not once per partition.
+        """
+        side_by_side = min(self._concurrency, -(-len(due) // _SLICE_MIN))
+        count = max(side_by_side, -(-len(due) // self._batch_max))
+        slices = deque(due[place::count] for place in range(count))
+        fired = 0
+        working = 0
+
+        async def work() -> None:
+            nonlocal fired, working
+            working += 1
+            while slices:
+                part = slices.popleft()
+                each_max = max(1, self._batch_max // len(part))
+                decided, again, is_stuck = await self._fire_batch(part, each_max)
+                fired += decided
+                if is_stuck and len(part) > 1:
+                    # What cannot be decided fills the few places of each: alone it has more.
+                    slices.extend([partition] for partition in again)
+                elif (
+                    working < self._concurrency
+                    and len(again) > 1
+                    and 2 * decided >= self._batch_max
+                ):
+                    slices.extend([again[::2], again[1::2]])
+                elif again:
+                    slices.append(again)
+                if working < self._concurrency and len(slices) > 1:
+                    group.create_task(work())
+            working -= 1
 
         try:
             async with asyncio.TaskGroup() as group:
-                for place in range(min(self._concurrency, len(pending))):
-                    group.create_task(work(place))
+                for _ in range(side_by_side):
+                    group.create_task(work())
         except ExceptionGroup as errors:
             away, others = errors.split(StorageUnavailable)
             if away is not None and others is None:
                 raise StorageUnavailable from away
             raise
-        return fired + sum(counts)
+        return fired
 
-    async def _fire_batch(self, partitions: Sequence[int], batch_max: int) -> tuple[int, list[int]]:
-        """One statement, and another when next fires had to be computed first.
+    async def _fire_batch(
+        self, partitions: Sequence[int], batch_max: int
+    ) -> tuple[int, list[int], bool]:
+        """One statement over up to `batch_max` rows of each partition, and what has to be done
+        for those that it could not fire.
 
-        Returns the fires decided and the partitions that may have more.
+        Returns the fires decided, the partitions that may have more, and whether most rows
+        could not be decided.
         """
         now = self._clock.now()
+        try:
+            row = await self._fire_statement(partitions, batch_max, now)
+        except ConflictError as error:
+            taken = await self._taken(partitions, batch_max, now)
+            _log.warning("run_keys_taken", jobs=taken, error=str(error))
+            if taken:
+                settled = await self._settle(taken)
+                return settled, list(partitions) if settled else [], False
+            # Whoever held the key is gone.
+            row = await self._fire_statement(partitions, batch_max, now)
+        decided: int = row["fired"]
+        if row["lanes"]:
+            self._wake.lanes(Lane(*lane) for lane in row["lanes"])
+        learned = False
+        if row["unknown_schedules"]:
+            learned = await self._next_fires.learn(
+                set(zip(row["unknown_schedules"], row["unknown_instants"], strict=True))
+            )
+        self._next_fires.expect(
+            zip(row["upcoming_schedules"], row["upcoming_instants"], strict=True)
+        )
+        if row["thoughtful"]:
+            decided += await self._settle([str(job_id) for job_id in row["thoughtful"]])
+        if learned:
+            return decided, list(partitions), False
+        full = sorted(row["full_partitions"])
+        is_stuck = 2 * decided < row["locked"]
+        # Where nothing moved, trying again at once would spin.
+        if is_stuck and not decided and len(partitions) == 1:
+            full = []
+        return decided, full, is_stuck
+
+    async def _fire_statement(self, partitions: Sequence[int], batch_max: int, now: Instant) -> Row:
         row = await self._database.hot.fetch_one(
             _SQL["fire_due"],
             partitions=partitions,
@@ -194,20 +253,19 @@ class Scheduler:
             parked_before=await self._parked_before(now),
             parked_until=now + PARKED_MAX,
         )
-        assert row is not None
-        decided: int = row["fired"]
-        if row["lanes"]:
-            self._wake.lanes(Lane(*lane) for lane in row["lanes"])
-        learned = False
-        if row["unknown_schedules"]:
-            learned = await self._remember(row["unknown_schedules"], row["unknown_instants"])
-        if row["thoughtful"]:
-            decided += await self._settle([str(job_id) for job_id in row["thoughtful"]])
-        again = set(row["full_partitions"])
-        if learned:
-            again.update(partitions)
-        # Where nothing moved, trying again at once would spin.
-        return decided, sorted(again) if decided or learned else []
+        assert row is not None, "fire_due always answers one row"
+        return row
+
+    async def _taken(self, partitions: Sequence[int], batch_max: int, now: Instant) -> list[str]:
+        rows = await self._database.hot.fetch(
+            _SQL["taken_keys"],
+            partitions=partitions,
+            after=self._bound,
+            now=now,
+            batch_max=batch_max,
+            withheld=self._withheld,
+        )
+        return [str(row["job_id"]) for row in rows]
 
     async def _settle(self, job_ids: Sequence[str]) -> int:
         """Decides these jobs in batches; one that cannot be decided does not hold up others."""
@@ -244,39 +302,6 @@ class Scheduler:
         """Fires due before this are parked; asking says that this process fires."""
         return 0 if self._outages is None else await self._outages.parked_before(now)
 
-    async def _remember(self, schedules: Sequence[int], instants: Sequence[Instant]) -> bool:
-        """Computes next fires and puts them into the memo that the statement joins."""
-        rules = await self._load_rules(schedules)
-        pairs = [(s, at) for s, at in zip(schedules, instants, strict=True) if s in rules]
-        await self._database.hot.execute(
-            _SQL["remember_fires"],
-            schedule_ids=[schedule for schedule, _ in pairs],
-            scheduled_ats=[at for _, at in pairs],
-            next_ats=[rules[schedule].next_after(at) for schedule, at in pairs],
-            tzdata=self._zones.version,
-        )
-        return bool(pairs)
-
-    async def _load_rules(self, schedules: Iterable[int]) -> Mapping[int, CronRule]:
-        missing = {schedule for schedule in schedules if schedule not in self._rules}
-        if missing:
-            if len(self._rules) + len(missing) > _RULES_MAX:
-                self._rules.clear()
-            rows = await self._database.requests.fetch(
-                _SQL["schedule_rules"], schedule_ids=sorted(missing | set(schedules))
-            )
-            for row in rows:
-                try:
-                    spec = spec_from_json(row["rule"])
-                    assert isinstance(spec, CronSpec), "only cron rules are interned"
-                    rule = compile_cron(spec, zones=self._zones)
-                except (FencepostError, KeyError, ValueError) as error:
-                    # Its jobs stay due; those of other rules must fire.
-                    _log.error("rule_refused", schedule_id=row["schedule_id"], error=repr(error))
-                    continue
-                self._rules[row["schedule_id"]] = rule
-        return self._rules
-
     async def forget_old_fires(self) -> None:
         """Keep the memo small: entries of instants long fired."""
-        await self._database.requests.execute(_SQL["forget_fires"], before=self._clock.now() - DAY)
+        await self._next_fires.forget(self._clock.now() - DAY)

@@ -4,7 +4,7 @@ A lane that a claim has drained is forgotten until a hint or the next scan; so t
 idle queues cost one scan, not a query each.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, KeysView
 
 from fencepost_server.clock import Instant
 from fencepost_server.domain.run import Lane
@@ -16,6 +16,8 @@ class Lanes:
     def __init__(self) -> None:
         self._earliest: dict[int, dict[tuple[int, int], Instant]] = {}
         self._hinted: set[Lane] = set()
+        # Claims in a row that were as large as a claim may be, and full: there is a backlog.
+        self._full: dict[Lane, int] = {}
 
     def hint(self, lanes: Iterable[Lane], at: Instant) -> None:
         """Something in these lanes is claimable `at`."""
@@ -52,6 +54,34 @@ class Lanes:
             known = self._earliest.setdefault(lane.queue_id, {})
             key = (lane.kind_id, lane.priority)
             known[key] = min(at, known.get(key, at))
+        self._full = {
+            lane: count
+            for lane, count in self._full.items()
+            if (lane.kind_id, lane.priority) in self._earliest.get(lane.queue_id, {})
+        }
+
+    def gave(self, queue_id: int, lanes: Iterable[tuple[int, int]], *, is_full: bool) -> None:
+        """A claim gave all that was asked for, which was as much as a claim may; or less."""
+        for lane in (Lane(queue_id, *each) for each in lanes):
+            if is_full:
+                self._full[lane] = self._full.get(lane, 0) + 1
+            else:
+                self._full.pop(lane, None)
+
+    def full_claims(self, queue_id: int, lanes: Iterable[tuple[int, int]]) -> int:
+        """How many claims in a row were full, of the fullest of these lanes."""
+        if not self._full:
+            return 0
+        return max((self._full.get(Lane(queue_id, *lane), 0) for lane in lanes), default=0)
+
+    @property
+    def queue_ids(self) -> KeysView[int]:
+        """The queues that hold something, now or later, as far as known."""
+        return self._earliest.keys()
+
+    def of(self, queue_id: int) -> Collection[tuple[int, int]]:
+        """The lanes of a queue that hold something, now or later, as far as known."""
+        return self._earliest.get(queue_id, {}).keys()
 
     def ready(self, queue_id: int, now: Instant) -> set[tuple[int, int]]:
         """The lanes of a queue that hold something claimable, as far as known."""

@@ -12,15 +12,19 @@ from typing import Any
 import structlog
 
 from fencepost_server.clock import Clock, Duration, Instant
-from fencepost_server.domain.run import Lane, RunKey, RunState
+from fencepost_server.domain.run import Lane, RunKey
+from fencepost_server.engine import plain_reports
 from fencepost_server.engine.attempts import Effects, Ended, end_attempts
 from fencepost_server.engine.refill import Refills
+from fencepost_server.engine.renewals import Renewals
 from fencepost_server.engine.specs import SpecCache, SpecKey
 from fencepost_server.engine.tick import Ticker
 from fencepost_server.engine.verdicts import (
+    SUCCESS_APPLIED,
     Held,
     Judged,
     Notice,
+    PlainSuccess,
     Renewal,
     Report,
     Verdict,
@@ -61,12 +65,13 @@ class Lifecycle:
         self._clock = clock
         self._specs = specs
         self._wake = wake
-        self._reports: Ticker[Report, Judged] = Ticker(
+        self._reports: Ticker[Report | PlainSuccess, Judged] = Ticker(
             self._store_reports, gather=gather, batch_max=batch_max, pending_max=_PENDING_MAX
         )
         self._held: Ticker[Held, Renewal] = Ticker(
             self._store_heartbeats, gather=gather, batch_max=batch_max, pending_max=_PENDING_MAX * 5
         )
+        self._renewals = Renewals(pool=database.hot, clock=clock, inspect=self._inspect)
         # Set when heartbeats could not be stored; read and cleared by the lease keeper.
         self.heartbeats_failed = False
         self.serial_ended: list[Callable[[Collection[str]], None]] = []
@@ -83,7 +88,7 @@ class Lifecycle:
             group.create_task(self._reports.run())
             group.create_task(self._held.run())
 
-    async def report(self, reports: Sequence[Report]) -> Sequence[Judged]:
+    async def report(self, reports: Sequence[Report | PlainSuccess]) -> Sequence[Judged]:
         """A verdict per report, in order, after its commit.
 
         Raises StorageUnavailable or ServerOverloaded: nothing was written as far as known.
@@ -122,7 +127,27 @@ class Lifecycle:
                 told.append(notice)
         return told
 
-    async def _store_reports(self, reports: Sequence[Report]) -> Sequence[Judged]:
+    async def _store_reports(self, reports: Sequence[Report | PlainSuccess]) -> Sequence[Judged]:
+        plain, pending = plain_reports.split(reports)
+        if plain and (self.refills is None or not self.refills.is_wanted()):
+            stored = await plain_reports.store_successes(
+                self._database.hot, plain, now=self._clock.now()
+            )
+            self._tell_serial(stored.serial_job_ids)
+            self._tell_freed(stored.queue_ids)
+            self._tell_changed(stored.keys)
+            pending += stored.left
+        else:
+            pending += [row[2] for row in plain]
+        answers = [SUCCESS_APPLIED] * len(reports)
+        if pending:
+            places = sorted(pending)
+            left = [plain_reports.as_report(reports[place]) for place in places]
+            for place, answer in zip(places, await self._store_rest(left), strict=True):
+                answers[place] = answer
+        return answers
+
+    async def _store_rest(self, reports: Sequence[Report]) -> Sequence[Judged]:
         answers: dict[int, Judged] = {}
         pending = list(range(len(reports)))
         for _ in range(_TRIES):
@@ -174,8 +199,9 @@ class Lifecycle:
         self._tell_serial(serial)
         self._tell_freed({row["queue_id"] for row in rows} - filled)
         self._tell_changed([RunKey(job_id, at) for job_id, at, _ in ended])
-        applied = Judged(Verdict.APPLIED, run_state=RunState.SUCCEEDED)
-        return {i: applied for i in picked if (*reports[i].key, reports[i].attempt) in ended}
+        return {
+            i: SUCCESS_APPLIED for i in picked if (*reports[i].key, reports[i].attempt) in ended
+        }
 
     async def _succeed(self, **values: Any) -> tuple[Sequence[Row], set[int]]:
         """What succeed_runs returns, and the queues whose places were filled in its commit."""
@@ -293,43 +319,10 @@ class Lifecycle:
 
     async def _store_heartbeats(self, held: Sequence[Held]) -> Sequence[Renewal]:
         try:
-            return await self._renew(held)
+            return await self._renewals.store(held)
         except StorageUnavailable:
             self.heartbeats_failed = True
             raise
-
-    async def _renew(self, held: Sequence[Held]) -> Sequence[Renewal]:
-        answers: dict[int, Renewal] = {}
-        pending = sorted(range(len(held)), key=lambda i: held[i].key)
-        for _ in range(_TRIES):
-            now = self._clock.now()
-            rows = await self._database.hot.fetch(
-                _LEASES["renew_leases"],
-                job_ids=[held[i].key.job_id for i in pending],
-                scheduled_ats=[held[i].key.scheduled_at for i in pending],
-                attempts=[held[i].attempt for i in pending],
-                progresses=[held[i].progress for i in pending],
-                now=now,
-            )
-            renewed = {
-                (str(row["job_id"]), row["scheduled_at"], row["attempt"]): row for row in rows
-            }
-            for i in pending:
-                row = renewed.get((*held[i].key, held[i].attempt))
-                if row is not None:
-                    answers[i] = Renewal(cancel_notice(held[i], row, now))
-            pending = [i for i in pending if i not in answers]
-            if not pending:
-                break
-            found = await self._inspect([held[i].key for i in pending])
-            for i in pending:
-                notice = lost_notice(held[i], found.get(held[i].key))
-                if notice is not None:
-                    answers[i] = Renewal(notice)
-            pending = [i for i in pending if i not in answers]
-            if not pending:
-                break
-        return [answers.get(i, Renewal(not_renewed=True)) for i in range(len(held))]
 
 
 def _ended(row: Row, report: Report) -> Ended:

@@ -12,6 +12,7 @@ from fencepost_server.engine.claim_memory import ClaimMemory, NothingTakenError
 from fencepost_server.engine.claims import Claimed, Claimer
 from fencepost_server.engine.dealing import Subscription
 from fencepost_server.engine.dispatcher import Dispatcher
+from fencepost_server.engine.merged_claims import MergedClaims
 from fencepost_server.engine.named_lease import PAUSED_RETRY_AFTER
 from fencepost_server.engine.queue_book import QueueSettings
 from fencepost_server.errors import StorageUnavailable
@@ -26,6 +27,8 @@ DRAINING_RETRY_AFTER: Duration = SECOND
 # A lane that is ready but gives nothing (caps, others were faster) is tried again this late.
 _LOOK_AGAIN: Duration = SECOND
 _LANES_MAX = 1000
+# Runs that callers together claim in one statement.
+_MERGED_MAX = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +74,7 @@ class LongPolls:
         self._database = database
         self._clock = clock
         self._claimer = claimer
+        self._merged = MergedClaims(claimer=claimer, batch_max=_MERGED_MAX)
         self._dispatcher = dispatcher
         self._memory = memory
         self._abandoned = abandoned
@@ -104,12 +108,14 @@ class LongPolls:
                 if self._is_draining:
                     return ClaimAnswer(worker_id=ask.worker_id, retry_after=DRAINING_RETRY_AFTER)
                 event.clear()
-                settings = await self._dispatcher.settings_of(ask.subscriptions)
+                settings = await self._settings(ask)
                 if all(settings[queue_id].paused for queue_id in ask.subscriptions):
                     return ClaimAnswer(worker_id=ask.worker_id, retry_after=PAUSED_RETRY_AFTER)
                 answer = await self._try_queues(ask, lanes, settings)
                 if answer is not None:
                     return answer
+                if await self._have_changed(settings):
+                    continue
                 lanes = self._known_lanes(ask)
                 tokens_at = await self._tokens_at(ask, lanes, settings)
                 left = 0 if tokens_at is None else max(0, tokens_at - self._clock.now())
@@ -121,6 +127,19 @@ class LongPolls:
         finally:
             self._dispatcher.unwatch(ask.subscriptions, event)
             self._open.discard(event)
+
+    async def _settings(self, ask: ClaimAsk) -> Mapping[int, QueueSettings]:
+        """Those that are known and may be a second old: a claim by old ones takes nothing that it
+        may not."""
+        known = self._dispatcher.book.settings
+        if any(each not in known or known[each].paused for each in ask.subscriptions):
+            await self._dispatcher.settings_of(ask.subscriptions)
+        return {queue_id: known[queue_id] for queue_id in ask.subscriptions}
+
+    async def _have_changed(self, settings: Mapping[int, QueueSettings]) -> bool:
+        """Whether a claim by these settings may have given nothing because they were old."""
+        current = await self._dispatcher.settings_of(settings)
+        return any(current[queue_id] != settings[queue_id] for queue_id in settings)
 
     async def _first_lanes(self, ask: ClaimAsk) -> dict[int, set[tuple[int, int]]]:
         """What is known, else what one look into each queue finds: a poll that does not wait
@@ -258,10 +277,13 @@ class LongPolls:
         settings: QueueSettings,
         wanted: int,
     ) -> ClaimAnswer | None:
-        worker_ids = [ask.worker_id] * wanted
         if ask.request is None:
-            runs = await self._claimer.claim(
-                queue_id, lanes=lanes, worker_ids=worker_ids, is_capped=settings.is_capped
+            runs = await self._merged.claim(
+                queue_id,
+                lanes=frozenset(lanes),
+                worker_id=ask.worker_id,
+                wanted=wanted,
+                is_capped=settings.is_capped,
             )
             return ClaimAnswer(worker_id=ask.worker_id, runs=runs) if runs else None
         try:
@@ -274,7 +296,7 @@ class LongPolls:
                 runs = await self._claimer.claim(
                     queue_id,
                     lanes=lanes,
-                    worker_ids=worker_ids,
+                    worker_ids=[ask.worker_id] * wanted,
                     is_capped=settings.is_capped,
                     connection=connection,
                 )

@@ -4,6 +4,7 @@ something, and which of them can give nothing before a place or a token is free.
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from heapq import nsmallest
 
 from fencepost_server.clock import SECOND, Clock, Duration, Instant
 from fencepost_server.domain.run import Lane
@@ -52,6 +53,9 @@ class QueueBook:
         self._unbounded_at: dict[int, Instant] = {}
         # Queues that gave less than was asked for, until a place is free or (not 0) until then.
         self._closed: dict[int, Instant] = {}
+        # When the settings of a queue were last read, by the number of the look.
+        self._read: dict[int, int] = {}
+        self._looks = 0
         # How often places of a tenant were freed: a claim under way may not have seen the last.
         self._frees: dict[int, int] = {}
         # Hears which tenants have places free again, for the other processes.
@@ -63,6 +67,9 @@ class QueueBook:
         if not wanted:
             return
         rows = await self._pool.fetch(_SQL["queue_settings"], queue_ids=wanted)
+        self._looks += 1
+        for queue_id in wanted:
+            self._read[queue_id] = self._looks
         for row in rows:
             self.settings[row["queue_id"]] = QueueSettings(
                 name=row["name"],
@@ -75,6 +82,10 @@ class QueueBook:
                 rate_limit=row["rate_limit"],
                 weight=row["weight"],
             )
+
+    def oldest(self, queue_ids: Iterable[int], count: int) -> list[int]:
+        """Those `count` of these queues whose settings were read longest ago, or never."""
+        return nsmallest(count, queue_ids, key=lambda queue_id: self._read.get(queue_id, 0))
 
     # Places and tokens ----------------------------------------------------------------------
 
@@ -163,6 +174,10 @@ class QueueBook:
             return 0
         return min(self._bounds.get(Lane(queue_id, *lane), 0) for lane in lanes)
 
+    def drained_until(self, queue_id: int, lanes: Iterable[tuple[int, int]]) -> Instant:
+        """From where on these lanes may hold something, by the claims that drained them."""
+        return min(self._bounds.get(Lane(queue_id, *lane), 0) for lane in lanes)
+
     def raise_bounds(
         self, queue_id: int, lanes: Iterable[tuple[int, int]], drained_at: Instant
     ) -> None:
@@ -170,6 +185,13 @@ class QueueBook:
         for lane in lanes:
             key = Lane(queue_id, *lane)
             self._bounds[key] = max(self._bounds.get(key, 0), drained_at - _BOUND_LAG)
+
+    def lower_bounds(self, found: Iterable[tuple[Lane, Instant]]) -> None:
+        """Lanes hold something from then on, which a claim may have passed over because others
+        had it locked."""
+        for lane, earliest in found:
+            if earliest <= self._bounds.get(lane, 0):
+                self._bounds[lane] = earliest - 1
 
     def tenants(self, queue_ids: Iterable[int]) -> Mapping[int, int]:
         """The tenant_id of each of these queues whose settings are known."""

@@ -6,11 +6,11 @@ Without the pause one outage of the database would expire every lease and double
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 
 import structlog
 
-from fencepost_server.clock import SECOND, Clock, Duration, Instant
+from fencepost_server.clock import SECOND, Clock, Duration, Instant, monotonic
 from fencepost_server.domain.run import AttemptOutcome, RunKey
 from fencepost_server.engine.attempts import Effects, Ended, end_attempts
 from fencepost_server.engine.ending import EndedAttempt, EndedRun, end_runs, record_attempts
@@ -35,12 +35,19 @@ _SQL = load("leases")
 _log = structlog.get_logger("reaper")
 
 _BATCH = 500
+# Overdue attempts that one look over all open ones finds.
+_FOUND_MAX = 2000
 _GAP_S = 10
+# Leases only move forward, so nothing is lost before the earliest end that a look has seen. What
+# it cannot have seen ends later than this: a new claim has fifteen seconds or more, a lease that
+# is cut because a stream broke has five left.
+LOOK_WITHIN: Duration = 5 * SECOND
 QUEUE_TIMEOUT_CODE = "QUEUE_TIMEOUT"
 TOTAL_TIMEOUT_CODE = "TOTAL_TIMEOUT"
 
 # One transaction over what is found, or over some of it; how many it dealt with.
 _Take = Callable[[list[RunKey], Collection[RunKey] | None], Awaitable[int]]
+_Find = Callable[[], Awaitable[Sequence[RunKey]]]
 
 
 class LeaseKeeper:
@@ -94,6 +101,9 @@ class Reaper:
         self._specs = specs
         self._heartbeat_interval = heartbeat_interval
         self._failures = failures
+        # The shortest attempt is over a heartbeat after its timeout of a second.
+        self._look_within = min(LOOK_WITHIN, heartbeat_interval + SECOND)
+        self._look_at = monotonic()
         # Replaced by whoever follows the clock.
         self.is_trusted: Callable[[], bool] = lambda: True
 
@@ -101,28 +111,81 @@ class Reaper:
         """Reap until cancelled."""
         while True:
             try:
-                if self.is_trusted():
-                    await self.reap()
-                    await self.expire()
+                await self.tick()
             except StorageUnavailable as error:
                 _log.debug("storage_unavailable", error=repr(error.__cause__))
             await asyncio.sleep(interval / SECOND)
 
-    async def reap(self) -> int:
-        """Everything that is lost or overdue now; the number of attempts taken back."""
-        return await self._all(self._take_back)
+    async def tick(self) -> None:
+        """One pass. It reads all open attempts only when one of them may be overdue."""
+        if self.is_trusted():
+            await self.reap(all_open=monotonic() >= self._look_at)
+            await self.expire()
+
+    def look_soon(self) -> None:
+        """The next pass looks over all open attempts: one may be asked to stop by now."""
+        self._look_at = monotonic()
+
+    async def reap(self, *, all_open: bool = True) -> int:
+        """Everything that is lost or overdue now; the number of attempts taken back.
+
+        Without `all_open` only what is over its run's total_timeout, which is found by an index.
+        """
+        taken = await self._take_all(self._find_out_of_time)
+        return taken + (await self._take_all(self._find_overdue) if all_open else 0)
 
     async def expire(self) -> int:
         """Ends every waiting run that is out of time; how many there were."""
-        return await self._all(self._expire)
+        ended = 0
+        while True:
+            batch = await self._batch(self._expire)
+            ended += batch
+            if batch < _BATCH:
+                return ended
 
-    async def _all(self, take: _Take) -> int:
+    async def _take_all(self, find: _Find) -> int:
         taken = 0
         while True:
-            batch = await self._batch(take)
-            taken += batch
-            if batch < _BATCH:
+            found = await find()
+            before = taken
+            for start in range(0, len(found), _BATCH):
+                taken += await self._batch(self._take_back, found[start : start + _BATCH])
+            # What is left after that others are at, or cannot be ended.
+            if len(found) < _FOUND_MAX or taken == before:
                 return taken
+
+    async def _find_out_of_time(self) -> Sequence[RunKey]:
+        rows = await self._database.hot.fetch(
+            _SQL["find_attempts_out_of_time"],
+            runs_max=_FOUND_MAX,
+            gap_s=_GAP_S,
+            now=self._clock.now(),
+        )
+        return [_key(row) for row in rows]
+
+    async def _find_overdue(self) -> Sequence[RunKey]:
+        """Reads all open attempts, and says until when that need not be done again."""
+        asked_at = monotonic()
+        # Set before, because a hint may come meanwhile.
+        self._look_at = asked_at + self._look_within
+        try:
+            async with self._database.hot.transaction() as connection:
+                now = self._clock.now()
+                await connection.execute(_SQL["read_by_pages"])
+                rows = await connection.fetch(
+                    _SQL["find_overdue_attempts"],
+                    runs_max=_FOUND_MAX,
+                    heartbeat_s=self._heartbeat_interval // SECOND,
+                    gap_s=_GAP_S,
+                    now=now,
+                )
+        except StorageUnavailable:
+            self.look_soon()
+            raise
+        # None also while the reaper pauses; then the next pass looks again.
+        left = min((row["due_at"] - now for row in rows), default=0)
+        self._look_at = min(self._look_at, asked_at + left)
+        return [_key(row) for row in rows if row["due_at"] <= now]
 
     async def _batch(self, take: _Take, only: Collection[RunKey] | None = None) -> int:
         """One transaction, over all that is found or `only` over some of it."""
@@ -141,19 +204,18 @@ class Reaper:
     async def _take_back(self, found: list[RunKey], only: Collection[RunKey] | None) -> int:
         async with self._database.hot.transaction() as connection:
             now = self._clock.now()
-            lost = await connection.fetch(
-                _SQL["lock_lost_leases"], runs_max=_BATCH, gap_s=_GAP_S, now=now
-            )
-            overrun = await connection.fetch(
-                _SQL["lock_overrun_attempts"],
-                runs_max=_BATCH,
+            keys = sorted(only or ())
+            rows = await connection.fetch(
+                _SQL["lock_overdue_attempts"],
+                job_ids=[key.job_id for key in keys],
+                scheduled_ats=[key.scheduled_at for key in keys],
                 heartbeat_s=self._heartbeat_interval // SECOND,
                 gap_s=_GAP_S,
                 now=now,
             )
-            taken = {_key(row): self._overrun(row, now) for row in overrun}
-            taken |= {_key(row): self._lost(row, now) for row in lost}
-            ended = [each for key, each in taken.items() if only is None or key in only]
+            ended = [
+                self._lost(row, now) if row["is_lost"] else self._overrun(row, now) for row in rows
+            ]
             found += [_key(each.row) for each in ended]
             if not ended:
                 return 0

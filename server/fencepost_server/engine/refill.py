@@ -42,7 +42,7 @@ class Refills:
         """Whether some queue under caps has runs that a worker here could take."""
         now = self._clock.now()
         dispatcher = self._dispatcher
-        return any(dispatcher.takers_of_all(each, now) for each in dispatcher.dealer.queue_ids)
+        return any(dispatcher.takers_of_all(each, now) for each in dispatcher.held())
 
     async def commit(self, end: End) -> tuple[Sequence[Row], set[int]]:
         """What `end` returned, rows with a queue_id, and the queues whose places were all taken

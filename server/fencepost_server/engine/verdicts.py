@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import NamedTuple, TypeAlias
 
 from fencepost_server.clock import Duration, Instant
 from fencepost_server.domain.run import RunKey, RunState
@@ -50,6 +51,17 @@ class Report:
     progress: bytes | None = None
 
 
+# What most reports say, that a first attempt succeeded: job_id, scheduled_at, result, timings.
+PlainSuccess: TypeAlias = tuple[str, Instant, bytes | None, bytes | None]
+
+
+def attempt_of(report: Report | PlainSuccess) -> tuple[RunKey, int]:
+    """Whose end it is."""
+    if isinstance(report, tuple):
+        return RunKey(report[0], report[1]), 1
+    return report.key, report.attempt
+
+
 @dataclass(frozen=True, slots=True)
 class Judged:
     """A verdict with what the worker is told besides."""
@@ -59,8 +71,10 @@ class Judged:
     run_state: RunState | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Held:
+SUCCESS_APPLIED = Judged(Verdict.APPLIED, run_state=RunState.SUCCEEDED)
+
+
+class Held(NamedTuple):
     """One run a worker says it holds, with its progress if that changed."""
 
     key: RunKey
@@ -89,6 +103,9 @@ class Renewal:
 
     notice: Notice | None = None
     not_renewed: bool = False
+
+
+RENEWED = Renewal()
 
 
 def judge(row: Row | None, attempt: int) -> Judged | None:

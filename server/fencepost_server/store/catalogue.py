@@ -103,6 +103,38 @@ class Catalogue:
             raise queue_not_found(tenant, queue_name)
         return found[queue_name]
 
+    async def queues(
+        self, names: Iterable[tuple[str, str]]
+    ) -> dict[tuple[str, str], tuple[int, int]]:
+        """The (tenant_id, queue_id) of each (tenant, queue name), with one look for all.
+
+        Raises TenantNotFound or QueueNotFound, for the first that does not exist.
+        """
+        wanted = list(dict.fromkeys(names))
+        tenant_ids = self._tenants.find(tenant for tenant, _ in wanted)
+        keys = {each: (tenant_ids.get(each[0], 0), each[1]) for each in wanted}
+        known = self._queues.find(keys.values())
+        found = {each: (key[0], known[key]) for each, key in keys.items() if key in known}
+        if missing := [each for each in wanted if each not in found]:
+            rows = await self._pool.fetch(
+                _SQL["find_named_queues"],
+                tenants=[tenant for tenant, _ in missing],
+                names=[name for _, name in missing],
+            )
+            tenant_ids |= {row["tenant"]: row["tenant_id"] for row in rows}
+            there = [row for row in rows if row["queue_id"] is not None]
+            self._tenants.add({row["tenant"]: row["tenant_id"] for row in rows})
+            self._queues.add({(row["tenant_id"], row["name"]): row["queue_id"] for row in there})
+            found |= {
+                (row["tenant"], row["name"]): (row["tenant_id"], row["queue_id"]) for row in there
+            }
+        for tenant, name in wanted:
+            if tenant not in tenant_ids:
+                raise tenant_not_found(tenant)
+            if (tenant, name) not in found:
+                raise queue_not_found(tenant, name)
+        return found
+
     async def queue_names(self, queue_ids: Iterable[int]) -> dict[int, tuple[int, str]]:
         """Tenant id and name of these queues."""
         wanted = set(queue_ids)

@@ -134,15 +134,25 @@ class Pool:
     async def connection(self) -> AsyncIterator[Connection]:
         """A connection without a transaction: every statement commits by itself."""
         assert self._pool is not None, "the pool is not open"
-        async with translated(), self._pool.acquire(timeout=5) as raw:
+        async with translated(), self._pool.acquire(timeout=self._wait_s()) as raw:
             yield Connection(raw)
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Connection]:
         """A READ COMMITTED transaction; rolled back when the block raises."""
         assert self._pool is not None, "the pool is not open"
-        async with translated(), self._pool.acquire(timeout=5) as raw, raw.transaction():
+        async with (
+            translated(),
+            self._pool.acquire(timeout=self._wait_s()) as raw,
+            raw.transaction(),
+        ):
             yield Connection(raw)
+
+    def _wait_s(self) -> float | None:
+        """How long to wait for a connection. A bound costs a task of its own, and where one is
+        idle there is nothing to wait for."""
+        assert self._pool is not None, "the pool is not open"
+        return None if self._pool.get_idle_size() else 5
 
     async def fetch(self, statement: Statement, **values: Any) -> Sequence[Row]:
         """All rows of one statement that commits by itself."""

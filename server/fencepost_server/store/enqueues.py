@@ -14,7 +14,7 @@ from fencepost_server.store.statements import load
 
 _SQL = load("enqueue")
 # Codes that the function raises.
-_SENT_TWICE, _NO_PLACE = "FP001", "FP002"
+_SENT_TWICE, _NO_PLACE, _NOT_PLAIN = "FP001", "FP002", "FP003"
 _TRIES_MAX = 8
 KEY_BUSY_TEXT = "another transaction is taking this unique key; try again"
 
@@ -37,6 +37,63 @@ class WantedRun:
     conflict: int
     keep_for_s: int
     request: RequestKey | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlainColumns:
+    """Plain runs to make, by column, as fencepost.enqueue_plain_runs takes them; `places` are
+    microseconds after `now`."""
+
+    jobs: Sequence[str]
+    numbers: Sequence[int]
+    places: Sequence[int]
+    payloads: Sequence[bytes | None]
+    unique_keys: Sequence[str | None]
+    request_ids: Sequence[str]
+    body_hashes: Sequence[bytes]
+    notes: Sequence[bytes]
+
+
+async def enqueue_plain_runs(
+    pool: Pool,
+    runs: PlainColumns,
+    *,
+    tenant_id: int,
+    trace_context: Mapping[str, str] | None,
+    remember_until: Instant,
+    now: Instant,
+) -> Sequence[Row]:
+    """A row per job, in a transaction of its own; or nothing was made, and there is no row, or
+    one that says until where places are taken.
+    """
+    async with pool.connection() as connection:
+        try:
+            return await connection.fetch(
+                _SQL["enqueue_plain_runs"],
+                tenant_id=tenant_id,
+                now=now,
+                jobs=runs.jobs,
+                numbers=runs.numbers,
+                places=runs.places,
+                payloads=runs.payloads,
+                unique_keys=runs.unique_keys,
+                trace_context=None if trace_context is None else dict(trace_context),
+                request_ids=runs.request_ids,
+                body_hashes=runs.body_hashes,
+                notes=runs.notes,
+                remember_until=remember_until,
+            )
+        except (
+            # Somebody was faster with a key, a place or a request id, or is about to be.
+            asyncpg.UniqueViolationError,
+            asyncpg.LockNotAvailableError,
+            asyncpg.DeadlockDetectedError,
+        ):
+            return ()
+        except asyncpg.PostgresError as error:
+            if error.sqlstate != _NOT_PLAIN:
+                raise
+            return ()
 
 
 async def enqueue_runs(

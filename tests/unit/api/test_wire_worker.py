@@ -1,11 +1,10 @@
-"""What workers send and get: checked, bounded, repaired, and built from templates."""
+"""What workers send and get: checked, bounded and repaired."""
 
 from typing import Any
 
 import pytest
 from fencepost.v1 import failure_pb2, payload_pb2, run_pb2, worker_pb2
 from fencepost_server.api.wire_worker import (
-    Assignments,
     read_completion,
     read_held,
     read_release,
@@ -17,10 +16,7 @@ from fencepost_server.api.wire_worker import (
     write_verdict,
 )
 from fencepost_server.clock import HOUR, SECOND
-from fencepost_server.domain.job import JobSpec, RetryPolicy, Target
 from fencepost_server.domain.run import RunKey, RunState
-from fencepost_server.engine.claims import Claimed
-from fencepost_server.engine.specs import RunSpec
 from fencepost_server.engine.verdicts import Judged, LeaseLostReason, Notice, Report, Verdict
 from fencepost_server.errors import FencepostError, InvalidField, PayloadTooLarge
 from fencepost_server.policy.outcome import Cancelled, Failed, Released, Snoozed
@@ -280,72 +276,3 @@ def test_notices() -> None:
     asked = write_notice(Notice(KEY, 3, cancel_reason="stop", grace=0))
     assert asked.WhichOneof("notice") == "cancel_requested"
     assert asked.cancel_requested.reason == "stop"
-
-
-def claimed(**values: Any) -> Claimed:
-    spec = JobSpec(
-        target=Target(kind="mail.send"),
-        labels={"team": "web"},
-        retry_policy=RetryPolicy.of(max_failures=7),
-    )
-    known: dict[str, Any] = {
-        "key": KEY,
-        "attempt": 1,
-        "place": 1,
-        "queue_id": 1,
-        "kind_id": 1,
-        "version": 1,
-        "spec": RunSpec(
-            tenant="acme",
-            job_name="mail",
-            spec=spec,
-            payload=payload_pb2.Payload(json="1").SerializeToString(),
-        ),
-        "lease_ttl": 30 * SECOND,
-        "lease_until": 100 * SECOND,
-        "failure_count": 0,
-        "payload": None,
-        "labels": None,
-        "progress": None,
-        "last_failure": None,
-    }
-    return Claimed(**{**known, **values})
-
-
-def test_assignments_do_not_leak_into_each_other() -> None:
-    assignments = Assignments(size=1)
-    special = assignments.write(
-        claimed(
-            attempt=3,
-            failure_count=2,
-            payload=payload_pb2.Payload(data=b"x", content_type="a/b").SerializeToString(),
-            labels={"a": "b"},
-            progress=run_pb2.Progress(percent=5).SerializeToString(),
-            last_failure=failure_pb2.Failure(code="X").SerializeToString(),
-        ),
-        now=80 * SECOND + 1,
-    )
-    assert (special.payload.data, special.payload.json) == (b"x", "")
-    assert dict(special.labels) == {"a": "b"}
-    assert (special.failure_count, special.last_failure.code) == (2, "X")
-    assert special.lease_remaining == Duration(seconds=19, nanos=999_999_000)
-    plain = assignments.write(claimed(), now=200 * SECOND)
-    assert plain.payload.json == "1"
-    assert dict(plain.labels) == {"team": "web"}
-    assert (plain.queue, plain.job) == (
-        "tenants/acme/queues/default",
-        "tenants/acme/jobs/mail",
-    )
-    assert (plain.max_failures, plain.failure_count) == (7, 0)
-    assert plain.lease_remaining == Duration()
-    assert not plain.HasField("progress")
-    assert not plain.HasField("last_failure")
-    assert plain.start_mode != 0
-    other = assignments.write(claimed(version=2), now=0)
-    assert other.kind == "mail.send"
-
-
-def test_the_span_of_an_attempt_is_the_parent_of_its_handler() -> None:
-    attempt_3 = Assignments().write(claimed(attempt=3), now=0)
-    # The vector of the protocol for this key and attempt.
-    assert attempt_3.trace_context.traceparent.split("-")[2] == "9cd564c4432216ab"

@@ -68,3 +68,25 @@ def test_the_next_instant_leaves_out_what_is_ready_and_other_queues() -> None:
     assert lanes.next_at([1], 10) == 50
     assert lanes.next_at([1, 2], 10) == 20
     assert lanes.next_at([3], 10) is None
+
+
+def test_full_claims_of_a_lane_are_counted_until_one_gives_less() -> None:
+    lanes = _scanned((A, 0), (B, 0), (OTHER, 0))
+    assert lanes.full_claims(1, [(1, 0), (2, 5)]) == 0
+    lanes.gave(1, [(1, 0)], is_full=True)
+    lanes.gave(1, [(1, 0), (2, 5)], is_full=True)
+    assert lanes.full_claims(1, [(1, 0)]) == 2
+    assert lanes.full_claims(1, [(2, 5)]) == 1
+    assert lanes.full_claims(1, [(2, 5), (1, 0)]) == 2
+    assert lanes.full_claims(2, [(1, 0)]) == 0
+    lanes.gave(1, [(1, 0)], is_full=False)
+    assert lanes.full_claims(1, [(1, 0), (2, 5)]) == 1
+
+
+def test_a_lane_that_a_scan_no_longer_finds_has_no_backlog() -> None:
+    lanes = _scanned((A, 0), (B, 0))
+    lanes.gave(1, [(1, 0), (2, 5)], is_full=True)
+    lanes.begin()
+    lanes.replace([(B, 0)])
+    assert lanes.full_claims(1, [(1, 0)]) == 0
+    assert lanes.full_claims(1, [(2, 5)]) == 1

@@ -160,8 +160,9 @@ class RunServiceServicer:
 
     def EnqueueRun(self, request, context):
         """Makes one ad-hoc run of a job. Needs: the job exists, ACTIVE, PAUSED or
-        FINISHED. Produces: a run QUEUED; or, with a unique key that is held, none.
-        Overlap policies do not apply.
+        FINISHED. Produces: a run QUEUED, or RUNNING at once where a worker has been
+        waiting for it; or, with a unique key that is held, none. Overlap policies do
+        not apply.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

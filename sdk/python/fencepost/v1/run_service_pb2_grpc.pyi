@@ -37,8 +37,9 @@ class RunServiceStub:
     def __new__(cls, channel: aio.Channel) -> RunServiceAsyncStub: ...
     EnqueueRun: grpc.UnaryUnaryMultiCallable[run_service_pb2.EnqueueRunRequest, run_service_pb2.EnqueueRunResponse]
     """Makes one ad-hoc run of a job. Needs: the job exists, ACTIVE, PAUSED or
-    FINISHED. Produces: a run QUEUED; or, with a unique key that is held, none.
-    Overlap policies do not apply.
+    FINISHED. Produces: a run QUEUED, or RUNNING at once where a worker has been
+    waiting for it; or, with a unique key that is held, none. Overlap policies do
+    not apply.
     """
     BatchEnqueueRuns: grpc.UnaryUnaryMultiCallable[run_service_pb2.BatchEnqueueRunsRequest, run_service_pb2.BatchEnqueueRunsResponse]
     """Makes up to 1000 ad-hoc runs, one outcome per entry; entries succeed or fail
@@ -136,8 +137,9 @@ class RunServiceAsyncStub(RunServiceStub):
     def __init__(self, channel: aio.Channel) -> None: ...
     EnqueueRun: aio.UnaryUnaryMultiCallable[run_service_pb2.EnqueueRunRequest, run_service_pb2.EnqueueRunResponse]  # type: ignore[assignment]
     """Makes one ad-hoc run of a job. Needs: the job exists, ACTIVE, PAUSED or
-    FINISHED. Produces: a run QUEUED; or, with a unique key that is held, none.
-    Overlap policies do not apply.
+    FINISHED. Produces: a run QUEUED, or RUNNING at once where a worker has been
+    waiting for it; or, with a unique key that is held, none. Overlap policies do
+    not apply.
     """
     BatchEnqueueRuns: aio.UnaryUnaryMultiCallable[run_service_pb2.BatchEnqueueRunsRequest, run_service_pb2.BatchEnqueueRunsResponse]  # type: ignore[assignment]
     """Makes up to 1000 ad-hoc runs, one outcome per entry; entries succeed or fail
@@ -238,8 +240,9 @@ class RunServiceServicer(metaclass=abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> typing.Union[run_service_pb2.EnqueueRunResponse, abc.Awaitable[run_service_pb2.EnqueueRunResponse]]:
         """Makes one ad-hoc run of a job. Needs: the job exists, ACTIVE, PAUSED or
-        FINISHED. Produces: a run QUEUED; or, with a unique key that is held, none.
-        Overlap policies do not apply.
+        FINISHED. Produces: a run QUEUED, or RUNNING at once where a worker has been
+        waiting for it; or, with a unique key that is held, none. Overlap policies do
+        not apply.
         """
 
     @abc_1.abstractmethod

@@ -8,6 +8,13 @@ SELECT tenant_id, name FROM fencepost.tenants WHERE tenant_id = ANY (@tenant_ids
 SELECT queue_id, name FROM fencepost.queues
 WHERE tenant_id = @tenant_id AND name = ANY (@names::text[]);
 
+-- name: find_named_queues
+-- Queues of tenants by name; queue_id is NULL where a tenant has no queue of that name.
+SELECT t.name AS tenant, t.tenant_id, w.name, q.queue_id
+FROM unnest(@tenants::text[], @names::text[]) AS w (tenant, name)
+JOIN fencepost.tenants AS t ON t.name = w.tenant
+LEFT JOIN fencepost.queues AS q ON q.tenant_id = t.tenant_id AND q.name = w.name;
+
 -- name: find_queue_names
 SELECT queue_id, tenant_id, name FROM fencepost.queues WHERE queue_id = ANY (@queue_ids::int[]);
 

@@ -21,16 +21,46 @@ WITH RECURSIVE lanes AS (
 )
 SELECT queue_id, kind_id, priority, available_at FROM lanes LIMIT @lanes_max;
 
+-- name: lane_heads
+-- How many of the next @runs_max runs of some lanes of one queue, in the order of claim_runs, each
+-- lane has. Locks nothing: a claim that may lock only so many of each lane writes less.
+SELECT h.kind_id, h.priority, count(*) AS runs
+FROM (
+    SELECT l.kind_id, l.priority
+    FROM (SELECT u.kind_id, u.priority, u.priority * @ageing_s * interval '1 second' AS ahead
+          FROM unnest(@kind_ids::int[], @priorities::smallint[]) AS u (kind_id, priority)
+          OFFSET 0) AS l
+    CROSS JOIN LATERAL (
+        SELECT q.available_at
+        FROM fencepost.run_queue AS q
+        WHERE q.queue_id = @queue_id AND q.kind_id = l.kind_id AND q.priority = l.priority
+          AND q.state IN ('queued', 'retrying')
+          AND q.available_at > @after AND q.available_at <= @now
+          AND (q.wait_until IS NULL OR q.wait_until > @now)
+          AND (q.total_until IS NULL OR q.total_until > @now)
+        ORDER BY q.available_at
+        LIMIT @runs_max
+    ) AS r
+    ORDER BY r.available_at - l.ahead
+    LIMIT @runs_max
+) AS h
+GROUP BY h.kind_id, h.priority;
+
 -- name: claim_runs
 -- Moves: T5 claim (queued, retrying -> running).
--- Takes the oldest runs of some lanes of one queue, each for the worker whose place in
--- @worker_ids it gets. A lost attempt that was still open is closed by the claim. What the
+-- Takes the oldest runs of some lanes of one queue, of each no more than @lane_maxes says, each for the worker in @worker_ids that its
+-- place in @slots names, the first where @slots ends. A lost attempt that was still open is closed by the claim. What the
 -- caller remembers of the queue may be old: paused or under caps now, it gives nothing.
 WITH candidates AS MATERIALIZED (
-    SELECT c.*, row_number() OVER (ORDER BY c.rank_at, c.job_id) AS place
+    SELECT c.*, row_number() OVER () AS place
     FROM (
-        SELECT r.*, r.available_at - l.priority * @ageing_s * interval '1 second' AS rank_at
-        FROM unnest(@kind_ids::int[], @priorities::smallint[]) AS l (kind_id, priority)
+        SELECT r.*
+        -- How far ahead of its time a lane's priority puts its runs, once per lane.
+        FROM (SELECT u.kind_id, u.priority, u.runs_max,
+                     u.priority * @ageing_s * interval '1 second' AS ahead
+              FROM unnest(@kind_ids::int[], @priorities::smallint[], @lane_maxes::int[])
+                   AS u (kind_id, priority, runs_max)
+              OFFSET 0) AS l
         CROSS JOIN LATERAL (
             SELECT q.ctid AS tid, q.job_id, q.available_at, q.attempt AS lost_attempt,
                    q.attempt_open AS was_open, q.worker_id AS lost_worker_id,
@@ -42,7 +72,7 @@ WITH candidates AS MATERIALIZED (
               AND (q.wait_until IS NULL OR q.wait_until > @now)
               AND (q.total_until IS NULL OR q.total_until > @now)
             ORDER BY q.available_at
-            LIMIT @runs_max
+            LIMIT l.runs_max
             FOR UPDATE SKIP LOCKED
         ) AS r
         WHERE fencepost.clock_agrees(@now)
@@ -51,7 +81,7 @@ WITH candidates AS MATERIALIZED (
                       AND t.max_in_flight IS NULL
                FROM fencepost.queues AS q JOIN fencepost.tenants AS t USING (tenant_id)
                WHERE q.queue_id = @queue_id)
-        ORDER BY rank_at
+        ORDER BY r.available_at - l.ahead
         LIMIT @runs_max
     ) AS c
 ), claimed AS (
@@ -63,9 +93,10 @@ WITH candidates AS MATERIALIZED (
         claimed_at = @now,
         first_claimed_at = coalesce(q.first_claimed_at, @now),
         undelivered = false,
-        worker_id = (@worker_ids::uuid[])[c.place]
+        worker_id = (@worker_ids::uuid[])[coalesce((@slots::int[])[c.place], 1)]
     FROM candidates AS c
-    WHERE q.ctid = c.tid AND q.job_id = c.job_id
+    -- Said so that no index on job_id can take the place of the row's address.
+    WHERE q.ctid = c.tid AND q.job_id IS NOT DISTINCT FROM c.job_id
     RETURNING c.place, c.was_open, c.lost_attempt, c.lost_worker_id, c.lost_claimed_at,
               q.job_id, q.scheduled_at, q.attempt, q.kind_id, q.version, q.lease_s,
               q.failure_count, q.payload, q.labels, q.progress, q.last_failure, q.serial
@@ -82,8 +113,8 @@ WITH candidates AS MATERIALIZED (
     WHERE (SELECT s.watched_until > @now FROM fencepost.shard_state AS s)
     HAVING count(*) > 0
 )
-SELECT place, job_id, scheduled_at, attempt, kind_id, version, lease_s, failure_count, payload,
-       labels, progress, last_failure, serial
+SELECT place, job_id::text AS job_id, scheduled_at, attempt, kind_id, version, lease_s,
+       failure_count, payload, labels, progress, last_failure
 FROM claimed
 ORDER BY place;
 

@@ -12,6 +12,16 @@ FROM fencepost.enqueue_runs(
     @body_hashes::bytea[], @remember_until)
 ORDER BY place;
 
+-- name: enqueue_plain_runs
+-- Moves: T1 make ( -> queued).
+-- Makes the runs of a batch whose entries are all plain, or none of them.
+SELECT number, job_id, version, queue_id, kind_id, priority, concurrency_key, taken_until
+FROM fencepost.enqueue_plain_runs(
+    @tenant_id, @now, @jobs::text[], @numbers::smallint[], @places::int[], @payloads::bytea[],
+    @unique_keys::text[], @trace_context::jsonb, @request_ids::text[], @body_hashes::bytea[],
+    @notes::bytea[], @remember_until)
+ORDER BY number;
+
 -- name: lock_out_enqueues
 -- Waits for enqueues of a job that are under way; none begins until the transaction ends.
 SELECT fencepost.lock_out_enqueues(@job_id::uuid);

@@ -1,22 +1,82 @@
+-- name: succeed_plain_runs
+-- Moves: T7 succeed (running -> succeeded).
+-- The common case of succeed_runs and nothing else: first attempts that run, on days that have
+-- history. Rows go in the order they are given, key order, so that no lock of their own comes
+-- before the deletion; a row that another transaction holds for long fails the statement, and
+-- the caller takes succeed_runs. What runs is open. `places`, from 1, are told only if some were
+-- left. Results or timings that nobody sent may be left out of their array's end.
+-- Here and below keys are looked up in a subquery that no plan can turn round, and rows are
+-- joined by ctid alone: Postgres takes a queue that was empty at its last vacuum for empty, and
+-- would read all of it for each key.
+WITH gone AS (
+    DELETE FROM fencepost.run_queue AS q
+    USING (
+        SELECT k.*, x.tid
+        FROM unnest(@job_ids::uuid[], @scheduled_ats::timestamptz[], @results::bytea[],
+                    @timings::bytea[]) WITH ORDINALITY
+                 AS k (job_id, scheduled_at, result, timings, place)
+        CROSS JOIN LATERAL (
+            SELECT r.ctid AS tid FROM fencepost.run_queue AS r
+            WHERE r.job_id = k.job_id AND r.scheduled_at = k.scheduled_at
+            OFFSET 0
+        ) AS x
+    ) AS e
+    WHERE q.ctid = e.tid AND q.attempt = 1 AND q.state = 'running'
+      AND e.scheduled_at >= (SELECT history_from FROM fencepost.shard_state)
+      AND e.scheduled_at < (SELECT history_until FROM fencepost.shard_state)
+      AND (SELECT set_config('lock_timeout', '50ms', true)) IS NOT NULL
+    RETURNING q.job_id, q.scheduled_at, q.available_at, q.created_at, q.first_claimed_at,
+              q.claimed_at, q.tenant_id, q.queue_id, q.kind_id, q.version, q.failure_count,
+              q.lost_lease_count, q.snooze_count, q.replay_count, q.origin, q.priority,
+              q.worker_id, q.concurrency_key, q.payload, q.labels, q.progress, e.result,
+              q.last_failure, q.failure_code, e.timings, q.cancel_cause, q.cancel_reason,
+              q.trace_context, q.unique_key, q.serial, e.place
+), kept AS (
+    INSERT INTO fencepost.job_runs
+        (job_id, scheduled_at, available_at, created_at, first_claimed_at, claimed_at, ended_at,
+         tenant_id, queue_id, kind_id, version, attempt, failure_count, lost_lease_count,
+         snooze_count, replay_count, state, origin, priority, worker_id, concurrency_key, payload,
+         labels, progress, result, last_failure, failure_code, timings, cancel_cause,
+         cancel_reason, trace_context, unique_key)
+    SELECT job_id, scheduled_at, available_at, created_at, first_claimed_at, claimed_at, @now,
+           tenant_id, queue_id, kind_id, version, 1, failure_count, lost_lease_count,
+           snooze_count, replay_count, 'succeeded', origin, priority, worker_id, concurrency_key,
+           payload, labels, progress, result, last_failure, failure_code, timings, cancel_cause,
+           cancel_reason, trace_context, unique_key
+    FROM gone
+), told AS (
+    INSERT INTO fencepost.run_changes (changed_at, job_ids, scheduled_ats)
+    SELECT @now, array_agg(job_id), array_agg(scheduled_at) FROM gone
+    WHERE (SELECT s.watched_until > @now FROM fencepost.shard_state AS s)
+    HAVING count(*) > 0
+)
+SELECT count(*) AS ended,
+       CASE WHEN count(*) < cardinality(@job_ids::uuid[]) THEN array_agg(place) END AS places,
+       array_agg(DISTINCT queue_id) AS queue_ids,
+       array_agg(DISTINCT job_id) FILTER (WHERE serial) AS serial_job_ids
+FROM gone;
+
 -- name: succeed_runs
 -- Moves: T7, T17 succeed (running, retrying -> succeeded).
 -- Ends open attempts as succeeded: out of the queue and into history in one statement.
 -- Returns what it ended; the rest was stale, ended, or locked by someone just now.
 WITH ends AS MATERIALIZED (
-    SELECT q.ctid AS tid, q.job_id, e.result, e.timings, e.progress
-    FROM unnest(@job_ids::uuid[], @scheduled_ats::timestamptz[], @attempts::int[],
-                @results::bytea[], @timings::bytea[], @progresses::bytea[])
-             AS e (job_id, scheduled_at, attempt, result, timings, progress)
-    JOIN fencepost.run_queue AS q
-      ON q.job_id = e.job_id AND q.scheduled_at = e.scheduled_at
-    WHERE q.attempt = e.attempt AND q.attempt_open
-      AND q.state IN ('running', 'retrying')
-    ORDER BY q.job_id, q.scheduled_at
-    FOR UPDATE OF q SKIP LOCKED
+    SELECT x.tid, k.result, k.timings, k.progress
+    FROM (SELECT * FROM unnest(@job_ids::uuid[], @scheduled_ats::timestamptz[], @attempts::int[],
+                               @results::bytea[], @timings::bytea[], @progresses::bytea[])
+                            AS k (job_id, scheduled_at, attempt, result, timings, progress)
+          ORDER BY job_id, scheduled_at) AS k
+    CROSS JOIN LATERAL (
+        SELECT r.ctid AS tid FROM fencepost.run_queue AS r
+        WHERE r.job_id = k.job_id AND r.scheduled_at = k.scheduled_at AND r.attempt = k.attempt
+          -- Not `attempt_open` alone: the index of open attempts would be walked by job.
+          AND coalesce(r.attempt_open, false) AND r.state IN ('running', 'retrying')
+        FOR UPDATE SKIP LOCKED
+    ) AS x
 ), gone AS (
     DELETE FROM fencepost.run_queue AS q
     USING ends AS e
-    WHERE q.ctid = e.tid AND q.job_id = e.job_id
+    WHERE q.ctid = e.tid
     RETURNING q.job_id, q.scheduled_at, q.available_at, q.created_at, q.first_claimed_at,
               q.claimed_at, q.tenant_id, q.queue_id, q.kind_id, q.version, q.attempt,
               q.failure_count,
@@ -76,13 +136,16 @@ SELECT q.job_id, q.scheduled_at, q.attempt, q.attempt_open, q.state, q.version, 
        q.kind_id, q.priority, q.failure_count, q.lost_lease_count, q.snooze_count,
        q.cancel_requested, q.cancel_cause, q.cancel_reason, q.worker_id, q.claimed_at, q.serial,
        q.lease_s, q.total_until
-FROM unnest(@job_ids::uuid[], @scheduled_ats::timestamptz[], @attempts::int[])
-         AS e (job_id, scheduled_at, attempt)
-JOIN fencepost.run_queue AS q
-  ON q.job_id = e.job_id AND q.scheduled_at = e.scheduled_at
-WHERE q.attempt = e.attempt AND q.attempt_open
-ORDER BY q.job_id, q.scheduled_at
-FOR UPDATE OF q SKIP LOCKED;
+FROM (SELECT * FROM unnest(@job_ids::uuid[], @scheduled_ats::timestamptz[], @attempts::int[])
+                        AS k (job_id, scheduled_at, attempt)
+      ORDER BY job_id, scheduled_at) AS k
+CROSS JOIN LATERAL (
+    SELECT r.*
+    FROM fencepost.run_queue AS r
+    WHERE r.job_id = k.job_id AND r.scheduled_at = k.scheduled_at AND r.attempt = k.attempt
+      AND coalesce(r.attempt_open, false)
+    FOR UPDATE SKIP LOCKED
+) AS q;
 
 -- name: put_back_runs
 -- Moves: T8, T11, T17 put_back (running, retrying -> retrying, queued).
@@ -101,14 +164,23 @@ WITH waiting AS (
         last_failure = coalesce(b.failure, q.last_failure),
         failure_code = coalesce(b.failure_code, q.failure_code),
         progress = coalesce(b.progress, q.progress)
-    FROM unnest(@job_ids::uuid[], @scheduled_ats::timestamptz[], @attempts::int[], @states::text[],
-                @available_ats::timestamptz[], @opens::boolean[], @failure_counts::int[],
-                @lost_lease_counts::int[], @snooze_counts::int[], @failures::bytea[],
-                @failure_codes::text[], @progresses::bytea[])
-             AS b (job_id, scheduled_at, attempt, state, available_at, attempt_open, failure_count,
-                   lost_lease_count, snooze_count, failure, failure_code, progress)
-    WHERE q.job_id = b.job_id AND q.scheduled_at = b.scheduled_at AND q.attempt = b.attempt
-      AND q.attempt_open AND q.state IN ('running', 'retrying')
+    FROM (
+        SELECT k.*, x.tid
+        FROM unnest(@job_ids::uuid[], @scheduled_ats::timestamptz[], @attempts::int[],
+                    @states::text[], @available_ats::timestamptz[], @opens::boolean[],
+                    @failure_counts::int[], @lost_lease_counts::int[], @snooze_counts::int[],
+                    @failures::bytea[], @failure_codes::text[], @progresses::bytea[])
+                 AS k (job_id, scheduled_at, attempt, state, available_at, attempt_open,
+                       failure_count, lost_lease_count, snooze_count, failure, failure_code,
+                       progress)
+        CROSS JOIN LATERAL (
+            SELECT r.ctid AS tid FROM fencepost.run_queue AS r
+            WHERE r.job_id = k.job_id AND r.scheduled_at = k.scheduled_at
+            OFFSET 0
+        ) AS x
+    ) AS b
+    WHERE q.ctid = b.tid AND q.attempt = b.attempt
+      AND coalesce(q.attempt_open, false) AND q.state IN ('running', 'retrying')
     RETURNING q.job_id, q.scheduled_at
 ), told AS (
     INSERT INTO fencepost.run_changes (changed_at, job_ids, scheduled_ats)
@@ -125,15 +197,23 @@ SELECT job_id, scheduled_at FROM waiting;
 -- Ends runs in any way but success; their rows are locked by this transaction.
 WITH gone AS (
     DELETE FROM fencepost.run_queue AS q
-    USING unnest(@job_ids::uuid[], @scheduled_ats::timestamptz[], @attempts::int[],
-                 @states::text[], @failure_counts::int[], @lost_lease_counts::int[],
-                 @dead_reasons::text[], @cancel_causes::text[], @cancel_reasons::text[],
-                 @skip_reasons::text[], @forced::boolean[], @failures::bytea[],
-                 @failure_codes::text[], @progresses::bytea[])
-              AS e (job_id, scheduled_at, attempt, state, failure_count, lost_lease_count,
-                    dead_reason, cancel_cause, cancel_reason, skip_reason, forced, failure,
-                    failure_code, progress)
-    WHERE q.job_id = e.job_id AND q.scheduled_at = e.scheduled_at AND q.attempt = e.attempt
+    USING (
+        SELECT k.*, x.tid
+        FROM unnest(@job_ids::uuid[], @scheduled_ats::timestamptz[], @attempts::int[],
+                    @states::text[], @failure_counts::int[], @lost_lease_counts::int[],
+                    @dead_reasons::text[], @cancel_causes::text[], @cancel_reasons::text[],
+                    @skip_reasons::text[], @forced::boolean[], @failures::bytea[],
+                    @failure_codes::text[], @progresses::bytea[])
+                 AS k (job_id, scheduled_at, attempt, state, failure_count, lost_lease_count,
+                       dead_reason, cancel_cause, cancel_reason, skip_reason, forced, failure,
+                       failure_code, progress)
+        CROSS JOIN LATERAL (
+            SELECT r.ctid AS tid FROM fencepost.run_queue AS r
+            WHERE r.job_id = k.job_id AND r.scheduled_at = k.scheduled_at
+            OFFSET 0
+        ) AS x
+    ) AS e
+    WHERE q.ctid = e.tid AND q.attempt = e.attempt
       AND q.state IN ('queued', 'blocked', 'running', 'retrying')
     RETURNING q.job_id, q.scheduled_at, q.available_at, q.created_at, q.first_claimed_at,
               q.claimed_at, q.tenant_id, q.queue_id, q.kind_id, q.version, q.attempt,

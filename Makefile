@@ -56,7 +56,7 @@ types: setup ## mypy strict
 generate: setup ## generate the stubs from proto/, and the tables of docs/ from the code
 	$(BIN)/buf generate
 	@find sdk/python/fencepost/v1 -name '*_pb2_grpc.pyi' | while read -r stub; do [ -e "$${stub%i}" ] || rm "$$stub"; done
-	@$(BIN)/python docs/generate.py
+	@$(BIN)/python -m docs.generate
 
 .PHONY: check-generated
 check-generated: generate ## fail if what is generated and committed is stale

@@ -70,6 +70,7 @@ class Needs:
     """The answer for one load; bytes and bytes per second."""
 
     load: Load
+    due_at_once: int
     in_flight: float
     renewals: float
     server_cores: float
@@ -85,22 +86,22 @@ class Needs:
     peak_database_cores: float
 
 
-# Medians of 2026-11-30, two cores, Postgres 15, durable commits; see docs/performance.md.
+# Of 2026-11-30, two cores, Postgres 15, durable commits; page images included. docs/performance.md.
 MEASURED = Costs(
-    fire_database_us=0,
-    fire_scheduler_us=0,
-    run_database_us=0,
-    run_server_us=0,
-    renewal_database_us=0,
-    renewal_server_us=0,
-    wal_per_fire=0,
-    wal_per_run=0,
-    wal_per_renewal=0,
-    schedule_bytes=0,
-    history_bytes=0,
-    live_run_bytes=0,
-    wire_per_run=0,
-    wire_per_renewal=0,
+    fire_database_us=47,
+    fire_scheduler_us=0.8,
+    run_database_us=47,
+    run_server_us=33,
+    renewal_database_us=12.6,
+    renewal_server_us=7.7,
+    wal_per_fire=831,
+    wal_per_run=1_042,
+    wal_per_renewal=104,
+    schedule_bytes=1_000,
+    history_bytes=330,
+    live_run_bytes=385,
+    wire_per_run=350,
+    wire_per_renewal=55,
 )
 LOADS = (
     Load(name="10 million schedules", schedules=10_000_000, fires=2_800, peak=50_000),
@@ -134,6 +135,7 @@ def needs(load: Load, costs: Costs = MEASURED, rules: Rules = Rules()) -> Needs:
     bound = max(shards, key=shards.__getitem__)
     return Needs(
         load=load,
+        due_at_once=load.peak * rules.spread_s,
         in_flight=in_flight,
         renewals=renewals,
         server_cores=server,
@@ -151,6 +153,33 @@ def needs(load: Load, costs: Costs = MEASURED, rules: Rules = Rules()) -> Needs:
     )
 
 
+def cost_rows(costs: Costs = MEASURED) -> list[tuple[str, ...]]:
+    """What the arithmetic stands on, as lines of a Markdown table."""
+    return [
+        (
+            "a fire",
+            f"{costs.fire_database_us:g} µs",
+            f"{costs.fire_scheduler_us:g} µs",
+            f"{costs.wal_per_fire:,} B",
+            "",
+        ),
+        (
+            "a run, claim to history",
+            f"{costs.run_database_us:g} µs",
+            f"{costs.run_server_us:g} µs",
+            f"{costs.wal_per_run:,} B",
+            f"{costs.wire_per_run:,} B and the payload",
+        ),
+        (
+            "a heartbeat of one run",
+            f"{costs.renewal_database_us:g} µs",
+            f"{costs.renewal_server_us:g} µs",
+            f"{costs.wal_per_renewal:,} B",
+            f"{costs.wire_per_renewal:,} B",
+        ),
+    ]
+
+
 def rows(answers: Sequence[Needs]) -> list[tuple[str, ...]]:
     """One line per quantity, one column per load: the lines of a Markdown table."""
 
@@ -159,7 +188,7 @@ def rows(answers: Sequence[Needs]) -> list[tuple[str, ...]]:
 
     return [
         line("fires per second, on average", [f"{each.load.fires:,}" for each in answers]),
-        line("due at one instant", [f"{each.load.peak * 60:,}" for each in answers]),
+        line("due at one instant", [f"{each.due_at_once:,}" for each in answers]),
         line("runs in flight", [f"{each.in_flight:,.0f}" for each in answers]),
         line("heartbeats per second", [f"{each.renewals:,.0f}" for each in answers]),
         line(

@@ -18,6 +18,8 @@ from fencepost_server.domain.run import TRANSITIONS, RunState
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
+from docs import capacity
+
 DOCS = Path(__file__).parent
 SERVER = DOCS.parent / "server" / "fencepost_server"
 
@@ -126,12 +128,25 @@ def render_methods() -> str:
     )
 
 
+def render_costs() -> str:
+    """What capacity is computed from."""
+    return _table(("", "Postgres", "server", "log", "wire"), capacity.cost_rows())
+
+
+def render_capacity() -> str:
+    """What the three loads of the page need."""
+    answers = [capacity.needs(load) for load in capacity.LOADS]
+    return _table(("", *(each.load.name for each in answers)), capacity.rows(answers))
+
+
 SECTIONS: Mapping[str, Callable[[], str]] = {
     "transitions": render_transitions,
     "diagram": render_diagram,
     "errors": render_errors,
     "settings": render_settings,
     "methods": render_methods,
+    "costs": render_costs,
+    "capacity": render_capacity,
 }
 
 

@@ -14,6 +14,7 @@ from fencepost.v1 import run_service_pb2, worker_pb2
 from fencepost_server.domain.names import format_run
 from fencepost_server.domain.run import RunKey, RunState
 from fencepost_server.engine import run_reads
+from fencepost_server.engine.run_reads import RunReads
 from fencepost_server.engine.wake import Wakes
 from google.protobuf.duration_pb2 import Duration
 
@@ -101,8 +102,24 @@ async def test_a_run_of_the_applications_own_transaction_is_found_by_looking(
             await application.close()
 
 
-def wait(server: RunningServer, key: RunKey) -> "asyncio.Future[Any]":
-    """A WaitRun call that has begun."""
+@pytest.fixture
+def looked(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
+    """Set whenever a run has been read for an answer."""
+    event = asyncio.Event()
+    read = RunReads._read
+
+    async def reading(self: RunReads, *values: Any, **named: Any) -> Any:
+        run = await read(self, *values, **named)
+        event.set()
+        return run
+
+    monkeypatch.setattr(RunReads, "_read", reading)
+    return event
+
+
+async def wait(server: RunningServer, key: RunKey, looked: asyncio.Event) -> "asyncio.Future[Any]":
+    """A WaitRun call that has looked once and found that the run has not ended."""
+    looked.clear()
     waiting: asyncio.Future[Any] = asyncio.ensure_future(
         server.runs.WaitRun(
             run_service_pb2.WaitRunRequest(
@@ -111,19 +128,12 @@ def wait(server: RunningServer, key: RunKey) -> "asyncio.Future[Any]":
             timeout=45,
         )
     )
+    await asyncio.wait_for(looked.wait(), WAIT_S)
     return waiting
 
 
-async def until_waiting(server: RunningServer) -> None:
-    """Until the call has looked once and found that the run has not ended."""
-    await server.until(
-        "SELECT count(*) > 0 FROM pg_stat_activity "
-        "WHERE datname = current_database() AND query LIKE '/* read_runs */%'"
-    )
-
-
 async def test_an_end_on_the_same_server_answers_a_wait_without_a_look(
-    database_url: str, monkeypatch: pytest.MonkeyPatch
+    database_url: str, monkeypatch: pytest.MonkeyPatch, looked: asyncio.Event
 ) -> None:
     monkeypatch.setattr(run_reads, "_WAIT_FIRST", int(_NEVER_S * 1_000_000))
     async with running(database_url) as server:
@@ -132,8 +142,7 @@ async def test_an_end_on_the_same_server_answers_a_wait_without_a_look(
             [key] = await server.enqueue()
             name = format_run("default", "mail", key.scheduled_at)
             run = await claim(server) if end == "complete" else None
-            waiting = wait(server, key)
-            await until_waiting(server)
+            waiting = await wait(server, key, looked)
             if run is not None:
                 await complete(server, run)
             else:
@@ -145,27 +154,27 @@ async def test_an_end_on_the_same_server_answers_a_wait_without_a_look(
             )
 
 
-async def test_an_end_on_another_server_answers_a_wait_by_looking(database_url: str) -> None:
+async def test_an_end_on_another_server_answers_a_wait_by_looking(
+    database_url: str, looked: asyncio.Event
+) -> None:
     async with running(database_url) as one, running(database_url) as other:
         await one.make_job()
         [key] = await one.enqueue()
         run = await claim(one)
-        waiting = wait(other, key)
-        await until_waiting(other)
+        waiting = await wait(other, key, looked)
         await complete(one, run)
         answer = await asyncio.wait_for(waiting, WAIT_S)
         assert (answer.ended, answer.run.state) == (True, RunState.SUCCEEDED)
 
 
 async def test_a_server_that_leaves_answers_its_waits(
-    database_url: str, monkeypatch: pytest.MonkeyPatch
+    database_url: str, monkeypatch: pytest.MonkeyPatch, looked: asyncio.Event
 ) -> None:
     monkeypatch.setattr(run_reads, "_WAIT_FIRST", int(_NEVER_S * 1_000_000))
     async with running(database_url) as server:
         await server.make_job()
         [key] = await server.enqueue()
-        waiting = wait(server, key)
-        await until_waiting(server)
+        waiting = await wait(server, key, looked)
         server.stopping.set()
         answer = await asyncio.wait_for(waiting, WAIT_S)
         assert (answer.ended, answer.run.state) == (False, RunState.QUEUED)

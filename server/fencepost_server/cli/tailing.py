@@ -1,7 +1,11 @@
 """Reads the stream of WatchRuns over restarts of the server, from cursor to cursor."""
 
+import signal
+import threading
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
 import grpc
 from fencepost.v1.run_service_pb2 import WatchRunsRequest, WatchRunsResponse
@@ -57,9 +61,36 @@ def _stream(
     left = None if ends_at is None else max(0.0, ends_at - time.monotonic())
     call = server.runs.WatchRuns(request, timeout=left)
     try:
-        yield from call
+        with _interruptible(call):
+            yield from call
     finally:
         call.cancel()
+
+
+@contextmanager
+def _interruptible(call: Any) -> Iterator[None]:
+    """SIGINT ends the call, and is raised then: raised wherever Python is at that moment, it can
+    get lost in a callback of gRPC, and the stream goes on."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    interrupts: list[int] = []
+
+    def interrupt(number: int, frame: object) -> None:
+        interrupts.append(number)
+        call.cancel()
+
+    before = signal.signal(signal.SIGINT, interrupt)
+    try:
+        yield
+        if interrupts:
+            raise KeyboardInterrupt
+    except grpc.RpcError as error:
+        if interrupts:
+            raise KeyboardInterrupt from error
+        raise
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _is_over(ends_at: float | None) -> bool:

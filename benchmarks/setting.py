@@ -46,8 +46,8 @@ def postgres(settings: Mapping[str, str] | None = None) -> Any:
             shutil.rmtree(folder)
 
 
-async def fresh_database(dsn: str, name: str) -> str:
-    """A migrated, empty database in the cluster."""
+async def empty_database(dsn: str, name: str) -> str:
+    """A new database in the cluster, with nothing in it."""
     admin = await asyncpg.connect(dsn)
     try:
         await admin.execute(f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')
@@ -57,7 +57,12 @@ async def fresh_database(dsn: str, name: str) -> str:
         await admin.execute("SELECT pg_reload_conf()")
     finally:
         await admin.close()
-    url = dsn.rsplit("/", 1)[0] + f"/{name}"
+    return dsn.rsplit("/", 1)[0] + f"/{name}"
+
+
+async def fresh_database(dsn: str, name: str) -> str:
+    """A migrated, empty database in the cluster."""
+    url = await empty_database(dsn, name)
     await migrate(url)
     return url
 

@@ -28,7 +28,7 @@ from benchmarks.compare import (
 )
 from benchmarks.compare.tool import NotMeasured, Tool
 from benchmarks.measure import Cost, Meter, copy_database, drained, postmaster_of, wal_place
-from benchmarks.setting import median, percentile, postgres
+from benchmarks.setting import empty_database, median, percentile, postgres
 
 TOOLS: dict[str, Callable[[], Awaitable[Tool]]] = {
     "fencepost-lean": fencepost.with_lean,
@@ -60,21 +60,9 @@ class _Found:
     reasons: dict[str, str] = field(default_factory=dict)
 
 
-async def _empty(dsn: str, name: str) -> str:
-    admin = await asyncpg.connect(dsn)
-    try:
-        await admin.execute(f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')
-        await admin.execute(f'CREATE DATABASE "{name}" TEMPLATE template0')
-        await admin.execute("ALTER SYSTEM SET max_wal_size = '8GB'")
-        await admin.execute("SELECT pg_reload_conf()")
-    finally:
-        await admin.close()
-    return dsn.rsplit("/", 1)[0] + f"/{name}"
-
-
 async def filled(dsn: str, name: str, tool: Tool, jobs: int) -> None:
     """A database with the tool's tables and `jobs` queued jobs, for copies to be made of."""
-    url = await _empty(dsn, name)
+    url = await empty_database(dsn, name)
     await tool.prepare(url)
     await tool.fill(url, jobs)
     connection = await asyncpg.connect(url)
@@ -105,7 +93,7 @@ async def drain(dsn: str, full: str, tool: Tool, jobs: int) -> Cost:
 
 async def latency(dsn: str, tool: Tool, jobs: int) -> list[float]:
     """Milliseconds of `jobs` single jobs, after some that warm up."""
-    url = await _empty(dsn, _DATABASE)
+    url = await empty_database(dsn, _DATABASE)
     await tool.prepare(url)
     async with tool.working(url, 0, stamp=True) as working:
         lines = asyncio.create_task(_lines(working.worker.line, _WARM + jobs))
